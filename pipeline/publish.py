@@ -11,15 +11,15 @@ from pathlib import Path
 
 from freezer.artifact import UNMEASURED, Artifact, read_artifacts
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
-from freezer.hardware import PORTABLE, device_class
+from freezer.hardware import PORTABLE
 from freezer.store import Descriptor, Store, Version
 from pipeline.ledger import Draft, Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
 from pipeline.workspace import judged_name, workplace
 
-KEPT = ("unstable", "failed", "rejected", "kept-previous")
-"""Verdicts after which the previous artifact of a class still serves."""
+UNDECIDED = ("unstable", "failed", "rejected", "kept-previous")
+"""Verdicts after which a class keeps the artifact that it has of the same source, if it has one."""
 
 _Gathered = list[tuple[Item, Outcome]]
 
@@ -124,9 +124,11 @@ class Publisher:
         carried: list[Descriptor] = []
         decided: set[str] = set()
         for _, outcome in gathered:
-            if outcome.verdict not in KEPT:
+            if outcome.verdict not in UNDECIDED:
                 decided.add(outcome.device_class)
-            if not _has_artifact_of_its_own(outcome):
+            if outcome.verdict == "kept-previous":
+                carried += self._kept_images(first.source.digest, outcome)
+            if not outcome.has_artifact:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
@@ -144,18 +146,29 @@ class Publisher:
             decided=decided,
         )
 
+    def _kept_images(self, source: str, outcome: Outcome) -> tuple[Descriptor, ...]:
+        """The images that serve a class now, if they were published for another source. They have
+        the same weights, and passed the drift gate of this one.
+        """
+        latest = self._store.version(outcome.model)
+        is_of_another = latest.source_key != source
+        return latest.images_of(outcome.device_class) if is_of_another else ()
+
     def _with_server(self, outcome: Outcome) -> Outcome:
-        """Add to the reason of an outcome without an artifact which version serves its class, if
-        that can be read.
+        """Add to the reason of an outcome without an artifact what serves its class, if that can be
+        read.
         """
         name = outcome.device_class
-        if outcome.cached or outcome.verdict not in KEPT:
+        if outcome.cached or outcome.verdict not in UNDECIDED or outcome.has_artifact:
             return outcome
         with suppress(IntegrityError, NotPublishedError):
             latest = self._store.version(outcome.model)
-            if name in latest.images:
-                serves = f"version {self._store.manifest(latest, name).version}"
-                return replace(outcome, reason=f"{outcome.reason}; {serves} still serves {name}")
+            serving = name if name in latest.images else PORTABLE
+            number = self._store.manifest(latest, serving).version
+            serves = f"version {number} still serves {name}"
+            if serving != name:
+                serves = f"{PORTABLE} of version {number} serves {name}"
+            return replace(outcome, reason=f"{outcome.reason}; {serves}")
         return outcome
 
     def _damaged(
@@ -198,7 +211,7 @@ class Publisher:
         known = Outcome.from_row(row.data)
         is_published = known.version in self._store.versions(outcome.model)
         is_complete = set(_missing(known)) <= set(_missing(outcome))
-        if not (_has_artifact_of_its_own(known) and is_published and is_complete):
+        if not (known.has_artifact and is_published and is_complete):
             return None
         return replace(
             known,
@@ -266,28 +279,18 @@ def _new(gathered: _Gathered) -> list[Outcome]:
 
 
 def _is_new(outcome: Outcome) -> bool:
-    return _has_artifact_of_its_own(outcome) and not outcome.cached
-
-
-def _has_artifact_of_its_own(outcome: Outcome) -> bool:
-    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager`
-    in freezing/freeze.py).
-    """
-    if outcome.verdict == "kept-eager":
-        return device_class(outcome.device_class).kind == "cuda"
-    return outcome.verdict == "published"
+    return outcome.has_artifact and not outcome.cached
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:
-    """Add the artifact that serves the class: its own, or the portable one of a kept-eager CPU."""
+    """Add the artifact that serves the class: its own, or the portable one of a version without."""
     if version is None:
         return outcome
-    serving = outcome.device_class
-    if outcome.verdict == "kept-eager" and device_class(serving).kind == "cpu":
-        serving = PORTABLE
-    elif not _has_artifact_of_its_own(outcome):
-        return outcome
-    image = version.images.get(serving)
+    image = version.images.get(outcome.device_class)
+    if not outcome.has_artifact:
+        if image is not None:  # of an earlier judge
+            return outcome
+        image = version.images.get(PORTABLE)
     if image is None:
         return outcome
     return replace(outcome, artifact=image.digest, version=version.number)

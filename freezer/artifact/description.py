@@ -93,7 +93,10 @@ def _payload(payload: Payload) -> str:
 
 
 def _latency(latency: LatencyRecord) -> Iterator[_Row]:
-    yield "speed", _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)
+    speed = _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)
+    if latency.inherited:
+        speed += f", inherited from version {latency.inherited}, which has other weights"
+    yield "speed", speed
     cold = latency.cold_start
     if cold is not None:
         yield "cold start", f"{cold.load_ms:.0f} ms, peak {cold.memory_peak_mb:.0f} MB"
@@ -143,7 +146,10 @@ def describe_freezing(
 
 
 def _clock(manifest: Manifest) -> Clock:
-    return manifest.latency.clock if manifest.latency else "wall"
+    latency = manifest.latency
+    if latency is None:
+        return "wall"
+    return "inherited" if latency.inherited else latency.clock
 
 
 def _candidate(candidate: CandidateRecord, clock: Clock) -> str:

@@ -110,6 +110,7 @@ class LatencyRecord:
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
         clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds, or
             `disturbed`: `wall` of all rounds.
+        inherited: version whose judge measured this, with other weights of the same architecture.
         num_samples: by entrant.
         settled: whether sampling ended before its time limit.
         points: figures of every payload wherever it was timed, the deciding place first.
@@ -123,6 +124,7 @@ class LatencyRecord:
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
     clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
+    inherited: int | None = field(default=None, metadata=OMIT_DEFAULT)
     num_samples: Mapping[str, int] = field(default_factory=dict)
     num_dropped_rounds: int = 0
     settled: bool = True
@@ -209,7 +211,6 @@ class SpeedChange:
     Attributes:
         value: ratio of the speeds.
         low, high: bounds of its confidence interval.
-        least_loss: least slowdown factor that counts: `high` must be below 1 / `least_loss`.
         noise: relative change of `value` that two separate measurements may show; None if both were
             timed in the same rounds.
     """
@@ -217,14 +218,13 @@ class SpeedChange:
     value: float
     low: float
     high: float
-    least_loss: float = 1.0
     noise: float | None = None
 
     @property
     def slower(self) -> bool:
         """Whether the new artifact is slower for certain."""
         below = self.noise is None or self.value < 1 - self.noise
-        return self.high < 1.0 / self.least_loss and below
+        return self.high < 1.0 and below
 
     @property
     def faster(self) -> bool:

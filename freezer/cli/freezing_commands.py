@@ -16,7 +16,7 @@ import typer
 
 from freezer.cli.arguments import ClassOption, NoiseOption, say
 from freezer.errors import FAILED, FreezeError, UsageError
-from freezer.files import check_folder, scratch_folder
+from freezer.files import scratch_folder
 from freezer.hardware import device_class
 from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy, declared_spec, limit_problem
 
@@ -28,7 +28,7 @@ CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
 """Limits of the processes in which a campaign builds and judges."""
 
 SourceArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
         help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE."
     ),
@@ -74,14 +74,22 @@ LimitOption = Annotated[
 PreserveOption = Annotated[
     list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
 ]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Repeat the timing of an earlier freeze whose verdict was unstable: its --out. Its"
+        " other options are used again.",
+        metavar="OUT",
+    ),
+]
 GpuOption = Annotated[
     str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
 ]
 
 
 def freeze(
-    source: SourceArgument,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    source: SourceArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     inputs: InputsOption = None,
     dims: DimsOption = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
@@ -99,9 +107,16 @@ def freeze(
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: GpuOption = None,
     accept_noise: NoiseOption = False,
+    resume: ResumeOption = None,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
-    check_folder(out, "--out")
+    given = dict(locals())
+    if resume is not None:
+        given = _given_before(resume)
+        freeze(**given | {"out": resume, "accept_noise": accept_noise or given["accept_noise"]})
+        return
+    if source is None or out is None:
+        raise UsageError("expected SOURCE and --out, or --resume OUT")
     spec, samples = _inputs(inputs, dims)
     source_args = _parsed(args, "args")
     limits = _limits(limit or ())
@@ -133,7 +148,32 @@ def freeze(
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
     )
-    _freeze(origin, options, spec, samples, out)
+    result = _freeze(origin, options, spec, samples, out)
+    _print_result(result)
+    if result.verdict == "unstable":
+        _given_file(out).write_text(json.dumps(given, default=str))
+        say(f"builds are kept; to repeat only the timing: coldpress freeze --resume {out}")
+    if result.artifact is None or result.verdict == "unstable":
+        sys.exit(FAILED)
+
+
+def _given_file(out: Path) -> Path:
+    """The file with the options of a freeze whose builds are kept."""
+    from freezer.freezing.candidates import builds_of
+
+    return builds_of(out) / "options.json"
+
+
+def _given_before(out: Path) -> dict[str, Any]:
+    """The options of the freeze that kept its builds beside a folder."""
+    file = _given_file(out)
+    if not file.is_file():
+        raise UsageError(
+            f"--resume {out}: {file} is missing; expected the --out of a freeze whose verdict was"
+            " unstable"
+        )
+    given: dict[str, Any] = json.loads(file.read_text())
+    return given
 
 
 def _freeze(
@@ -142,16 +182,18 @@ def _freeze(
     spec: InputSpec | None,
     samples: Path | None,
     out: Path,
-) -> None:
-    """Freeze a model, and print the result."""
+) -> FreezeResult:
+    """Freeze a model; on an error, write it in full beside OUT."""
+    from freezer.freezing.candidates import check_out
     from freezer.freezing.freeze import freeze_source
     from freezer.freezing.packaging import evidence_of
     from freezer.freezing.sources import fetched
 
+    check_out(out, "--out")
     with scratch_folder() as cache:
         local = fetched(source, Path(cache))
         try:
-            result = freeze_source(
+            return freeze_source(
                 local,
                 spec=spec,
                 samples=samples,
@@ -164,9 +206,6 @@ def _freeze(
             errors.write_text("".join(traceback.format_exception(error)))
             error.add_note(f"full error: {errors}")
             raise
-    _print_result(result)
-    if result.artifact is None:
-        sys.exit(FAILED)
 
 
 def _print_result(result: FreezeResult) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,16 @@ from torch import nn
 
 from freezer.artifact import Artifact
 from freezer.errors import FreezeError, SpecError, UsageError, expected_names
-from freezer.files import check_folder, scratch_folder
-from freezer.freezing.candidates import build, build_all
+from freezer.files import scratch_folder
+from freezer.freezing.candidates import (
+    build,
+    build_all,
+    builds_of,
+    check_out,
+    clear_out,
+    keep_builds,
+    kept_builds,
+)
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
 from freezer.freezing.judging import Judgement, Session, judge, open_session
 from freezer.freezing.models import (
@@ -74,9 +83,10 @@ def freeze(
         model: an `nn.Module` in eval mode. It is copied, never changed.
         example_inputs: inputs by parameter name, or positional: a tensor or a sequence. A value may
             be a tuple, list or dict of values. Constants (None, numbers, strings) are baked in.
-        out: the folder to write; new or empty. `OUT.evidence` beside it gets the measurements, code
-            and errors of what is not in the artifact, in a folder for each class, which is
-            replaced.
+        out: the folder to write; new or empty, or with an artifact whose speed was not measured.
+            `OUT.evidence` beside it gets the measurements, code and errors of what is not in the
+            artifact, in a folder for each class, which is replaced; `OUT.builds` the builds after
+            the verdict `unstable`, which the next freeze into the same folder uses.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1,
             max=16)}}`. A tensor within another value is named by its path, `state.0`.
         samples: further real inputs of the same form; with any, no inputs are generated.
@@ -87,7 +97,7 @@ def freeze(
         SpecError: an input, a dim or a name to preserve is invalid.
         JudgeError: the eager model does not run.
     """
-    check_folder(Path(out), "out")
+    check_out(Path(out), "out")
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
     inputs = example.values()
@@ -123,7 +133,7 @@ def freeze_source(
         SourceError: the model cannot be loaded.
         UsageError, SpecError, JudgeError: see `freeze`.
     """
-    check_folder(out, "out")
+    check_out(out, "out")
     device_class, device = resolve_device(None, options.device_class, options.device)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
     target = freeze_target(subject, device_class, device, options)
@@ -175,13 +185,18 @@ def freeze_subject(
     options: FreezeOptions,
 ) -> FreezeResult:
     """Freeze for a target. If nothing is faster than eager on a CPU, write the portable artifact,
-    which serves instead.
+    which serves instead. If the timing was disturbed, keep the builds: another freeze into the same
+    folder repeats only the judge.
     """
     clear_evidence(out, (target.device_class.name, PORTABLE))
+    clear_out(out)
     subject = to_device(subject, target.device)
     with generators_kept():
         result = _freeze_for(subject, target, out, source, options)
-        if result.verdict != "kept-eager" or target.device_class.kind == "cuda":
+        if result.verdict != "unstable":
+            shutil.rmtree(builds_of(out), ignore_errors=True)
+        lacks = result.verdict in ("kept-eager", "unstable") and result.artifact is None
+        if not lacks or target.device_class.kind == "cuda":
             return result
         portable_target = target_here(PORTABLE, target.thread_counts)
         portable = _freeze_for(subject, portable_target, out, source, options)
@@ -202,7 +217,8 @@ def _freeze_for(
     """Build every recipe for one target, judge the candidates, and write the winner."""
     with scratch_folder() as folder:
         work = Path(folder)
-        builds = build_all(subject, target, options.recipes, work)
+        kept = kept_builds(out, subject, target)
+        builds = build_all(subject, target, options.recipes, work, kept)
         failures = builds.failures
         reason = "; ".join(f"{recipe}: {failure}" for recipe, failure in failures.items())
         result = FreezeResult(verdict="failed", reason=reason, failures=failures)
@@ -228,11 +244,13 @@ def _freeze_for(
         finally:
             class_name = target.device_class.name
             evidence = write_refused(result.judgement, builds, evidence_of(out), class_name)
+        if result.verdict == "unstable":
+            keep_builds(out, subject, target, builds.folders.values())
     return replace(result, evidence=evidence)
 
 
 def _session(subject: Subject, target: Target, options: FreezeOptions) -> Session:
-    return open_session(
+    session = open_session(
         subject,
         target,
         limits=options.limits,
@@ -240,6 +258,7 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
         objective=options.objective,
         task_metric=options.task_metric,
     )
+    return replace(session, serves_unmeasured=True)
 
 
 def freeze_target(

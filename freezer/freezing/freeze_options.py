@@ -79,8 +79,9 @@ class FreezeResult:
     Attributes:
         verdict: published, kept-eager, rejected, failed or unstable (docs/reference/contract.md).
         reason: one sentence for people.
-        artifact: the folder that was written; the portable or captured one for kept-eager; None if
-            nothing was written.
+        artifact: the folder that was written; the portable or captured one for kept-eager, and for
+            unstable the portable one or one whose speed was not measured; None if nothing was
+            written.
         judgement: for the device class; None if no candidate was built.
         failures: the error message of each recipe that made no candidate.
         evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has

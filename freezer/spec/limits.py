@@ -17,16 +17,23 @@ Objective = Literal["p50", "p95", "throughput", "size"]
 Timing = Literal["p50", "p95", "throughput"]
 """The objectives about steady latency: median, 95th percentile, mean."""
 
-Clock = Literal["wall", "cpu", "disturbed"]
-"""What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or
-the clock in all rounds.
+Clock = Literal["wall", "cpu", "disturbed", "inherited"]
+"""What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, the
+clock in all rounds, or the judge of an earlier version with the same architecture.
 """
 
-CLOCKS: dict[Clock, str] = {"wall": "", "cpu": "by CPU time", "disturbed": "by disturbed rounds"}
+CLOCKS: dict[Clock, str] = {
+    "wall": "",
+    "cpu": "by CPU time",
+    "disturbed": "by disturbed rounds",
+    "inherited": "inherited from an earlier version",
+}
 """The same in words; empty for the default."""
 
-MARKS: dict[Clock, str] = {"wall": "", "cpu": "", "disturbed": "~"}
-"""The same before a figure: `~512.29` was measured in disturbed rounds, and is not a bound."""
+MARKS: dict[Clock, str] = {"wall": "", "cpu": "", "disturbed": "~", "inherited": "^"}
+"""The same before a figure: `~512.29` was measured in disturbed rounds, and is not a bound; `^1.84`
+was measured with other weights.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

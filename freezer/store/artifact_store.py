@@ -6,9 +6,9 @@
 
 A version is an index of images. The annotation `dev.coldpress.device-class` names the device class
 of an image; a class has two where the better one needs an engine besides torch, best first.
-`latest` is the newest version, unless rolled back; for a class without a verdict on the newest
-source, it keeps the images it had. Blobs are written first, index.json last and atomically, so
-readers never see half a version.
+`latest` is the newest version, unless rolled back, or unless only that lacks `portable`: all its
+images are of one source. Blobs are written first, index.json last and atomically, so readers never
+see half a version.
 """
 
 from __future__ import annotations
@@ -315,10 +315,10 @@ class Store:
             model: name of the model.
             source_key: key of the source of all its artifacts.
             artifacts: new artifacts, of each device class best first; their folders are unchanged.
-            carried: descriptors of images of the previous version to keep.
+            carried: descriptors of images of earlier versions to keep.
             decided: the classes for which `artifacts` and `carried` are the answer, also where they
-                have none. Other classes keep what serves them: of the newest version if its source
-                is the same; else only `latest` contains it.
+                have none. Other classes keep their images of the newest version if its source is
+                the same.
 
         Returns:
             The new version, or the newest one if nothing differs; missing or damaged blobs of that

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact
+from freezer.hardware import PORTABLE
 from freezer.store.oci_layout import Descriptor, Layout
 from freezer.store.versions import LATEST, Version, manifest_of_image, merged
 
@@ -43,12 +44,13 @@ def write_version(
         number = same.number
     write_index = partial(layout.write_index, version=number, source_key=source_key)
     descriptor = tags.get(str(number)) or write_index(images)
-    served = merged(before.index if before else (), images, decided)
-    latest = descriptor if served == images else write_index(served)
-    changed = {str(number): descriptor, LATEST: latest}
+    version = Version(model=model, number=number, source_key=source_key, index=images)
+    changed = {str(number): descriptor}
+    if before is None or PORTABLE in version.images or PORTABLE not in before.images:
+        changed[LATEST] = descriptor  # what serves any machine, if `latest` did
     if any(tag not in tags or tags[tag].digest != changed[tag].digest for tag in changed):
         layout.write_tags({**tags, **changed})
-    return Version(model=model, number=number, source_key=source_key, index=images)
+    return version
 
 
 def _image(

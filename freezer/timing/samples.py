@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Sampling:
         clock: name of the clock that measured the samples; `cpu` and `disturbed` include the
             disturbed rounds.
         disturbance: the processes that used the CPUs, if rounds were dropped.
+        estimates_ms: median latency of each entrant by the clock in all rounds.
         device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
 
@@ -50,6 +51,7 @@ class Sampling:
     stable: bool
     clock: Clock = "wall"
     disturbance: str = ""
+    estimates_ms: Mapping[str, float] = field(default_factory=dict)
     device: Mapping[str, object] | None = None
 
     @property

@@ -198,8 +198,11 @@ class _Rounds:
             message = "%d of %d rounds were disturbed; %s"
             logger.warning(message, num_dropped, len(self._tried), disturbance)
         samples_ms: dict[str, list[Sequence[float]]] = {}
+        estimates_ms: dict[str, float] = {}
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
+            tried = [blocks[name].wall for blocks in self._tried if name in blocks]
+            estimates_ms[name] = statistics.median(itertools.chain.from_iterable(tried))
         return Sampling(
             samples_ms=samples_ms,
             num_dropped=num_dropped,
@@ -207,6 +210,7 @@ class _Rounds:
             stable=stable,
             clock=clock,
             disturbance=disturbance,
+            estimates_ms=estimates_ms,
             device=self._meter.facts(),
         )
 

@@ -2,7 +2,8 @@
 else.
 
 A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError:
-`capture`, `build`, ...), from a judge that finds the machine busy (`unstable`), or from the cluster
+`capture`, `build`, ...), from a judge that finds the machine busy (`unstable`, or `noise` if noise
+is accepted), or from the cluster
 (Ray's exceptions, by name). docs/guides/operate.md shows the same table; a test compares the two.
 """
 
@@ -87,6 +88,7 @@ POLICY: Mapping[str, Decision] = {
         elsewhere=True,
         later=True,
     ),
+    "noise": Decision(),  # with --accept-noise, which another attempt needs no more than this one
     # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed:
     # memory`.
     "node": Decision(attempts=3, elsewhere=True),
@@ -234,8 +236,9 @@ def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
             "quarantined: tried again when the model, its recipe or the toolchain changes, or with"
             f" {LIFT}"
         )
-    if kind == "unstable":
-        words.append("repeat it on quieter nodes, or with --accept-noise")
+    if kind in ("unstable", "noise"):
+        remedy = ", or with --accept-noise" if kind == "unstable" else ""
+        words.append(f"the next campaign times it again; run it on quieter nodes{remedy}")
     if code == IntegrityError.code:
         words.append("the same command builds it again")
     return "; ".join(words)

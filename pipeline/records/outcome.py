@@ -19,6 +19,7 @@ from freezer.artifact import (
     Tradeoff,
 )
 from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, stored_as
+from freezer.hardware import device_class
 from freezer.spec import Clock
 
 LABEL = "coldpress.dev/"
@@ -253,6 +254,17 @@ class Outcome:
     def failed(self) -> bool:
         """Whether this outcome makes a campaign's exit code 1."""
         return self.verdict in ("failed", "rejected", "unstable")
+
+    @property
+    def has_artifact(self) -> bool:
+        """Whether it has an artifact for its class: on GPUs also if eager is kept (`keep_eager` in
+        freezing/freeze.py), and an unstable one that inherits its speed.
+        """
+        if self.verdict == "kept-eager":
+            return device_class(self.device_class).kind == "cuda"
+        return self.verdict == "published" or (
+            self.verdict == "unstable" and self.clock == "inherited"
+        )
 
     @property
     def code(self) -> str | None:

@@ -304,7 +304,7 @@ class Executor:
                 what=task.item.label(),
                 text=f"in {judged.judge_s:.1f} s",
                 seconds=judged.judge_s,
-                unstable=failed is not None and failed.kind == "unstable",
+                unstable=judged.verdict == "unstable",
             )
         )
 
@@ -328,7 +328,7 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
             message=done.failure,
         )
     elif isinstance(result, JudgeResult) and result.verdict == "unstable":
-        failed = "unstable"
+        failed = "noise" if task.item.policy.accept_noise else "unstable"
         failure = Failure(kind=failed, message=result.reason)
     elif failure is not None:
         failed = failure.kind

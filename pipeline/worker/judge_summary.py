@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from freezer.artifact import UNMEASURED
 from freezer.codec import encode
 from freezer.freezing.recipes import EAGER
+from freezer.spec import Clock
 from pipeline.records import CandidateReport, OutputDrift
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 
@@ -41,7 +42,7 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         reason=judgement.reason,
         recipe=best.candidate.recipe if best else None,
         figures=replace(measured, latency_ms=latency_ms),
-        clock=judgement.sampling.clock if judgement.sampling else "wall",
+        clock=_clock(judgement),
         task_metric=metric,
         pareto=judgement.pareto,
         candidates=tuple(
@@ -51,6 +52,13 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         previous=judgement.previous,
         deciles_ms=_deciles_ms(judgement),
     )
+
+
+def _clock(judgement: Judgement) -> Clock:
+    """Which samples the figures of a judgement are of."""
+    if judgement.inherited is not None:
+        return "inherited"
+    return judgement.sampling.clock if judgement.sampling else "wall"
 
 
 def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:

@@ -58,7 +58,8 @@ def judge(request: JudgeRequest) -> JudgeResult:
     name = judged_name(request.key, entry.name, request.failures)
     stored = _stored(place, name)
     if stored is not None:
-        if stored.verdict != "kept-previous" or not entry.limits.allow_regression:
+        is_final = stored.verdict != "kept-previous" or not entry.limits.allow_regression
+        if is_final and stored.verdict != "unstable":
             return stored
         place.drop("judged", name)
     with staging_folder(str(place.root)) as staging:
@@ -91,7 +92,7 @@ def _result_of(end: End) -> tuple[JudgeResult, bool]:
     failure = end.failure
     if failure is None:
         result: JudgeResult = end.value
-        is_final = result.verdict != "unstable"
+        is_final = result.verdict != "unstable" or result.has_artifact
     else:
         result = JudgeResult.of_failure(failure)
         is_final = decide(failure.kind, failure.code).kept == "key"

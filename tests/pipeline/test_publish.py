@@ -177,19 +177,52 @@ def test_campaign_without_a_new_version_keeps_a_rollback(site: Site, verdict: st
     assert str(kept.reason).endswith(f"; version 1 still serves {HERE}")
 
 
-def test_latest_keeps_a_class_that_a_new_source_lacks(site: Site) -> None:
+def test_latest_has_one_source(site: Site) -> None:
+    """A class without a verdict on the new source gets its portable artifact."""
     site.publish_first()
-    before = site.images[HERE]
     changed = site.plan(source=replace(site.model.source, seed=7))
     assert changed.items[0].source.digest != site.store.version("mlp").source_key
     final, _ = site.publish(changed, "unstable", "published", again=True)
-    second = site.store.version("mlp:2").images
-    assert set(second) == {"portable"}
-    assert site.store.version("mlp").number == 2
-    assert site.images == {"portable": second["portable"].digest, HERE: before}
-    assert str(final.reason).endswith(f"; version 1 still serves {HERE}")
+    assert site.store.version("mlp") == site.store.version("mlp:2")
+    assert set(site.images) == {"portable"}
+    assert (final.version, final.artifact) == (2, site.images["portable"])
+    assert str(final.reason).endswith(f"; portable of version 2 serves {HERE}")
     site.publish(changed, "published", "published")
-    assert site.store.version("mlp").images == site.store.version("mlp:3").images
+    assert site.store.version("mlp") == site.store.version("mlp:3")
+    assert set(site.images) == {HERE, "portable"}
+
+
+def test_inherited_speed_is_published_and_timed_again(site: Site) -> None:
+    site.publish_first()
+    changed = site.plan(source=replace(site.model.source, seed=7))
+    here, anywhere = changed.items
+    made = judged(here, "unstable", site.store, regated(site.artifacts[HERE]))
+    publisher = Publisher(changed, site.store, site.ledger)
+    publisher.add(here, replace(made, clock="inherited"))
+    final, _ = publisher.add(anywhere, site.outcome(anywhere, "published", again=True))
+    assert (final.version, final.artifact) == (2, site.images[HERE])
+    again = site.plan(source=replace(site.model.source, seed=7))
+    assert [item.finished is None for item in again.items] == [True, False]
+
+
+def test_version_without_portable_is_not_latest(site: Site) -> None:
+    site.publish_first()
+    before = site.images
+    changed = site.plan(source=replace(site.model.source, seed=7))
+    final = site.publish(changed, "published", "failed", again=True)
+    assert [outcome.version for outcome in final] == [2, None]
+    assert site.images == before
+
+
+def test_same_weights_are_carried_to_a_new_source(site: Site) -> None:
+    site.publish_first()
+    before = site.images[HERE]
+    changed = site.plan(source=replace(site.model.source, seed=7))
+    site.publish(changed, "kept-previous", "published", again=True)
+    assert site.images == {
+        HERE: before,
+        "portable": site.store.version("mlp:2").images["portable"].digest,
+    }
 
 
 def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
@@ -217,7 +250,8 @@ def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
     assert [item.finished is None for item in allowed.items] == [True, False]
     assert allowed.items[0].judge == here.judge
     assert "--allow-regression" in allowed.items[0].why
-    site.store.publish("mlp", source_key="other", artifacts=[regated(site.artifacts[HERE])])
+    others = [regated(artifact) for artifact in site.artifacts.values()]
+    site.store.publish("mlp", source_key="other", artifacts=others)
     assert "another artifact serves now" in site.plan(limits=REGATED).items[0].why
 
 
@@ -234,7 +268,8 @@ def test_crashed_judge_is_recorded_at_once(site: Site) -> None:
     final = publisher.add(anywhere, site.outcome(anywhere, "published"))
     assert [outcome.verdict for outcome in final] == ["failed", "published"]
     rows = [row for row in read_rows(ledger_folder(site.store)) if row.kind == "outcome"]
-    assert sorted(row.device_class for row in rows) == [HERE, "portable"], "written once each"
+    classes = [row.device_class for row in rows]
+    assert classes == [HERE, HERE, "portable"], "at once, and again with what serves"
 
 
 def test_equal_models_have_separate_artifacts(site: Site, tmp_path: Path) -> None:

@@ -4,6 +4,13 @@ May import: freezer.freezing.lowering and below.
 Read first: builder.py.
 """
 
+from freezer.freezing.candidates.build_folders import (
+    builds_of,
+    check_out,
+    clear_out,
+    keep_builds,
+    kept_builds,
+)
 from freezer.freezing.candidates.builder import (
     Builds,
     build,
@@ -24,4 +31,9 @@ __all__ = [
     "build",
     "build_all",
     "build_further",
+    "builds_of",
+    "check_out",
+    "clear_out",
+    "keep_builds",
+    "kept_builds",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.errors import FreezeError
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import Attempt
 from freezer.freezing.environment import cleared, installed_versions
@@ -205,8 +205,9 @@ def build_all(
     target: Target,
     recipes: Iterable[str],
     work: Path,
+    kept: Path | None = None,
 ) -> Builds:
-    """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`.
+    """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`, unless `kept` has it.
 
     Recipes share captures, unless the model is large.
     """
@@ -217,6 +218,10 @@ def build_all(
     installed = installed_versions() if kind == "cpu" else ()
     for recipe in select(recipes, portable=kind == PORTABLE, installed=installed):
         folder = work / f"{target.device_class.name}-{recipe.name}"
+        if kept and (kept / folder.name / CANDIDATE).is_file():
+            builds.folders[recipe.name] = kept / folder.name
+            builds.candidates.append(Candidate.read(kept / folder.name))
+            continue
         folder.mkdir()
         builds.folders[recipe.name] = folder
         logger.info("building %s for %s", recipe.name, target.device_class.name)

@@ -1,9 +1,9 @@
-"""The incumbent: the artifact that serves the device class now. What is slower, or drifts more for
-nothing, does not replace it.
+"""The incumbent: the artifact that serves the device class now. With the same weights, what is
+slower, or drifts more for nothing, does not replace it.
 
 The incumbent is one more entrant in the deciding cell, beside eager and the candidates. If it was
-made of the same weights, it must also pass today's drift gate; otherwise it answers differently,
-and its recorded drift counts. docs/reference/contract.md states the rule.
+made of the same weights, it must also pass today's drift gate; with other weights it is another
+model, and only compared. docs/reference/contract.md states the rule.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ from freezer.freezing.recipes import EAGER
 from freezer.spec import timing_of
 from freezer.timing import Speedup
 
-LEAST_LOSS = 1.05
-"""How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a
-model with other weights.
-"""
-
 
 def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
     """Prepare the incumbent to be timed beside the candidates.
@@ -65,7 +60,7 @@ def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
     assert deciding is not None, "an artifact serves all sizes"
     for trial in judgement.trials:
         if deciding.digest in [payload.digest for payload in trial.candidate.payloads]:
-            return replace(judgement, incumbent=None)
+            return judgement
     old = Trial(candidate=_as_candidate(incumbent, payloads))
     if record.same_weights:
         old = run_trial(session, old.candidate)
@@ -88,7 +83,7 @@ def _incomparable(session: Session, manifest: Manifest) -> str | None:
         return "its inputs or outputs differ"
     if set(recipe.preserve) != set(subject.kept_names) or recipe.reset != subject.reset:
         return "it preserves other names"
-    if manifest.verdict != "published":
+    if manifest.verdict == "kept-eager":
         return "it is not frozen"
     if not payloads_for_threads(manifest.payloads, session.num_threads):
         return f"it has no payload for {session.num_threads} threads"
@@ -135,7 +130,9 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     worse = _worse(session, new, old, record, faster)
     if worse is not None:
         compared += worse
-        if problem := over_limit(session, old):
+        if not record.same_weights:
+            compared += "; replaced, since its weights differ"
+        elif problem := over_limit(session, old):
             compared += f"; that no longer qualifies: {problem}"
         elif session.limits.allow_regression:
             compared += "; allowed by --allow-regression"
@@ -171,7 +168,6 @@ def _worse(
         value=faster.value,
         low=faster.low,
         high=faster.high,
-        least_loss=1.0 if record.same_weights else LEAST_LOSS,
     )
     error_ratio = new.measured.drift.error_ratio if new else None
     worse = regression_kind(speed, record.error_ratio, error_ratio)

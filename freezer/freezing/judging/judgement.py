@@ -12,6 +12,7 @@ from freezer.artifact import (
     UNMEASURED,
     ColdStart,
     Dropped,
+    LatencyRecord,
     Manifest,
     Measured,
     MeasuredDrift,
@@ -174,13 +175,14 @@ class Judgement:
         reason: one sentence for people.
         trials: one for each candidate.
         reference: outputs of eager that the trials were compared with.
-        winner: the trial to publish; None unless published.
+        winner: the trial to publish; None unless published, or unstable and something serves.
         best: the trial that came nearest; its figures are shown if nothing is published.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
         eager_ms: percentiles of eager in the deciding cell; empty if nothing was timed.
         task_metric: quality of the eager model.
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
         incumbent: the artifact that serves now; None without one.
+        inherited: speed of an earlier version that counts for the winner (unmeasured.py).
         old: trial of the incumbent with its payloads for the deciding thread count; None if it
             cannot be compared, and `previous.problem` says why.
         previous: the incumbent, compared with what would replace it; None without one.
@@ -199,6 +201,7 @@ class Judgement:
     task_metric: float | None = None
     pareto: tuple[Tradeoff, ...] = ()
     incumbent: Incumbent | None = None
+    inherited: LatencyRecord | None = None
     old: Trial | None = None
     previous: PreviousRecord | None = None
     torch_only: Judgement | None = None

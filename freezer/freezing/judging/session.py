@@ -34,6 +34,7 @@ class Session:
         objective: what the winner is best in, of the candidates that meet the limits.
         on_drift_alone: whether speed is reported without requiring a minimum, as always for the
             class `portable`.
+        serves_unmeasured: whether the best estimate serves where the timing was disturbed.
         task_metric: the caller's own quality measure; reported, not gated.
         reference: outputs of eager, in float64 where the model runs in it.
         gate: the drift gate.
@@ -48,6 +49,7 @@ class Session:
     task_metric: TaskMetric | None
     reference: Reference
     gate: Gate
+    serves_unmeasured: bool = False
 
     @property
     def num_threads(self) -> int:

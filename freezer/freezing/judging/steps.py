@@ -24,6 +24,7 @@ from freezer.freezing.judging.payload_gains import point_figures
 from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
 from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
 from freezer.freezing.judging.trials import apply_gate
+from freezer.freezing.judging.unmeasured import serve_unmeasured
 from freezer.freezing.judging.verdicts import decide, refuse_contradicted
 from freezer.runtime.devices import called_on
 
@@ -70,6 +71,7 @@ STEPS: tuple[Step, ...] = (
     compare_with_incumbent,  # what is worse does not replace it (incumbent.py)
     time_other_sizes,
     refuse_contradicted,  # by disturbed rounds (verdicts.py)
+    serve_unmeasured,  # what passed the drift gate, if the timing was disturbed (unmeasured.py)
     measure_winner,  # in a fresh process (cold_start.py)
 )
 

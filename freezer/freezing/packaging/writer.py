@@ -34,7 +34,7 @@ from freezer.artifact import (
     write_artifact,
 )
 from freezer.files import link_or_copy, scratch_folder
-from freezer.freezing.candidates import EVIDENCE, Candidate
+from freezer.freezing.candidates import EVIDENCE, Candidate, architecture_digest
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.packaging.evidence import (
     golden_indices,
@@ -83,7 +83,11 @@ def assemble(
         staging = Path(scratch) / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
-        origin = {"weights": session.subject.weights, "host": host_fingerprint()}
+        origin = {
+            "weights": session.subject.weights,
+            "architecture": architecture_digest(session.subject, session.target),
+            "host": host_fingerprint(),
+        }
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,
@@ -178,6 +182,8 @@ def _major_minor(version: str) -> str:
 
 
 def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord:
+    if judgement.inherited is not None:
+        return replace(judgement.inherited, cold_start=winner.cold_start)
     cell, measured = judgement.cells[0], winner.measured
     sampling = cell.sampling
     return LatencyRecord(

@@ -202,9 +202,11 @@ def with_other_payloads(session: Session, judgement: Judgement, folder: Path) ->
 
     Args:
         session: the session of the judgement.
-        judgement: the judgement; without a winner it is returned unchanged.
+        judgement: the judgement; without a winner, or a measured speed, it is returned unchanged.
         folder: an existing folder for payloads; it must exist until the artifact is written.
     """
+    if judgement.verdict == "unstable":
+        return judgement
     for step in STEPS:
         judgement = step(session, judgement, Path(tempfile.mkdtemp(dir=folder)))
     return judgement

@@ -1,4 +1,4 @@
-"""`coldpress freeze` of models that cannot be captured, and without `--out`."""
+"""`coldpress freeze` of models that cannot be captured, on busy machines, and without `--out`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freezer.cli.app import app
+from freezer.errors import UsageError
 
 
 def test_failed_freeze_writes_its_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,5 +24,21 @@ def test_failed_freeze_writes_its_errors(tmp_path: Path, monkeypatch: pytest.Mon
     assert "Traceback (most recent call last)" in text
     assert "tests/support/models.py" in text
     done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert "--out" in done.output
+    assert isinstance(done.exception, UsageError)
+
+
+def test_disturbed_freeze_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("freezer.timing.meters.CpuMeter.disturbed", lambda meter, rounds: True)
+    inputs = ("--inputs", '{"x": {"shape": [2, 4]}}')
+    command = ["freeze", "python:tests.support.models:mlp", *inputs, "--out", "out"]
+    done = CliRunner().invoke(app, [*command, "--recipe", "torchscript-frozen"])
+    assert done.exit_code == 1
+    assert "coldpress freeze --resume out" in done.output
+    assert (tmp_path / "out" / "manifest.json").is_file()
+    again = ["freeze", "--resume", "out", "--accept-noise"]
+    done = CliRunner().invoke(app, again)
+    assert "building torchscript-frozen" not in done.output
+    assert done.output.startswith(("published", "unstable", "kept-eager"))
+    done = CliRunner().invoke(app, ["freeze", "--resume", "other"])
+    assert isinstance(done.exception, UsageError)

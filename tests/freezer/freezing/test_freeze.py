@@ -174,6 +174,26 @@ def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
     assert result.artifact.manifest.device_class == "portable"
 
 
+def test_disturbed_freeze_keeps_its_builds(tmp_path: Path) -> None:
+    """The next one into the same folder repeats only the judge."""
+    out, builds = tmp_path / "out", tmp_path / "out.builds"
+    busy = replace(QUICK_OPTIONS.policy, busy_limit=-1e9)
+    result = quickly(mlp(), {"x": X}, out, policy=busy, limits=Limits(speedup_min=1e-3))
+    assert (result.verdict, Artifact.read(out).manifest.verdict) == ("unstable", "unstable")
+    latency = Artifact.read(out).manifest.latency
+    assert latency is not None
+    assert latency.speedup is None
+    assert torch.equal(freezer.load(out)(x=X), freezer.load(out)(x=X))
+    (candidate,) = builds.rglob("candidate.json")
+    before = candidate.stat().st_ino
+    quickly(mlp(), {"x": X}, out, policy=busy, limits=Limits(speedup_min=1e6))
+    assert [path.stat().st_ino for path in builds.rglob("candidate.json")] == [before]
+    assert Artifact.read(out).manifest.device_class == "portable", "too slow by all rounds"
+    other = quickly(mlp(9), {"x": X}, out, limits=Limits(speedup_min=1e-3))
+    assert other.verdict == "published"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 @pytest.mark.parametrize(
     ("inputs", "options", "error", "message"),
     [

@@ -124,7 +124,7 @@ def test_a_damaged_version_is_not_rolled_back_to(
     empty: Store, one: Artifact, two: Artifact
 ) -> None:
     first = publish(empty, one)
-    publish(empty, two, key="other")
+    publish(empty, one, two, key="other")
     config = empty.layout("tiny").image(first.images["portable"]).config
     flip_a_byte(blob_of(empty.root / "tiny", config.digest))
     with pytest.raises(IntegrityError):

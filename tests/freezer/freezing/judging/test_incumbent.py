@@ -10,14 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.candidates import Candidate
+from freezer.freezing.candidates import Candidate, architecture_digest
 from freezer.freezing.judging import Incumbent, Judgement, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.target import target_here
 from freezer.spec import Limits
 from tests.support.models import seeded
-from tests.support.steps import ANY_SPEED, HERE, candidate_of, random_inputs, session_of, subject_of
+from tests.support.steps import (
+    ANY_SPEED,
+    HERE,
+    QUICK,
+    candidate_of,
+    random_inputs,
+    session_of,
+    subject_of,
+)
 
 RECIPE = "torchscript-frozen"
 SLOW = 100
@@ -89,7 +97,7 @@ def changed(incumbent: Incumbent, **changes: Any) -> Incumbent:
     ("limits", "same_weights", "verdict", "says"),
     [
         (ANY_SPEED, True, "kept-previous", "; --allow-regression replaces it"),
-        (ANY_SPEED, False, "kept-previous", "; --allow-regression replaces it"),
+        (ANY_SPEED, False, "published", "; replaced, since its weights differ"),
         (Limits(speedup_min=6.0), True, "kept-previous", "; eager is 0."),
         (ALLOWED, True, "published", "; allowed by --allow-regression"),
     ],
@@ -115,6 +123,30 @@ def test_slower_artifact_replaces_if_allowed(
     recorded = published.manifest.drift.error_ratio
     assert previous.error_ratio is not None
     assert same_weights or previous.error_ratio == recorded
+
+
+def test_disturbed_judge_inherits_the_earlier_speed(
+    slow: Candidate, published: Incumbent, tmp_path: Path
+) -> None:
+    """The speed belongs to the architecture; of another one it is not inherited."""
+    target = target_here(HERE, 2)  # with one thread, CPU time would decide
+    session = session_of(subject(SLOW), target, policy=replace(QUICK, busy_limit=-1e9))
+    own = architecture_digest(session.subject, session.target)
+    assert published.manifest.latency is not None
+    speed = replace(
+        published.manifest.latency, num_threads=2, speedup=2.0, speedup_ci=(1.9, 2.1), clock="wall"
+    )
+    for architecture, inherits in ((own, True), ("another", False)):
+        origin = {"weights": "sha256:other", "architecture": architecture}
+        found = judge(session, [slow], changed(published, provenance=origin, latency=speed))
+        assert (found.verdict, found.winner is not None) == ("unstable", inherits)
+        if inherits:
+            made = assemble(session, found, dest=tmp_path / "a", provenance={}, failures={})
+            latency = made.manifest.latency
+            assert latency is not None
+            assert (made.manifest.verdict, latency.inherited, latency.speedup) == ("unstable", 3, 2)
+            (trial,) = found.trials
+            assert made.manifest.drift.error_ratio == trial.measured.drift.error_ratio
 
 
 def test_faster_artifact_replaces(slow: Candidate, published: Incumbent, tmp_path: Path) -> None:
