@@ -105,6 +105,7 @@ def _outcome_json(outcome: Outcome) -> dict[str, object]:
         shown["latency_ms"] = {"eager_p50": None, "p95": None, **shown["latency_ms"]}
     return shown | {
         "reason": outcome.coded_reason,
+        "clock": outcome.clock,
         "objective": outcome.objective,
         "pareto": [encode(tradeoff) for tradeoff in outcome.pareto],
         "warnings": list(outcome.warnings),

@@ -51,6 +51,15 @@ models:
     inputs: {{x: {{shape: [2, 16]}}}}
 """
 
+RETRAINED = """
+defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
+models:
+  - name: again
+    source: python:campaign_models:retrained
+    args: {{seed: {seed}, folder: "{folder}"}}
+    inputs: {{x: {{shape: [2, 16]}}}}
+"""
+
 Finished = tuple[Path, Done]
 
 
@@ -220,6 +229,32 @@ def test_slower_version_does_not_replace(tmp_path: Path) -> None:
     assert (again["verdict"], again["cached"]) == ("kept-previous", True)
     assert reach(100, "--allow-regression")["verdict"] == "published"
     assert Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)] != before
+
+
+@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
+def test_retrained_model_on_a_busy_machine_serves_new_weights(tmp_path: Path) -> None:
+    """Of all classes, with the earlier speed; the next campaign repeats only the timing."""
+
+    def reach(seed: int) -> tuple[Done, dict[str, Any]]:
+        write_catalog(tmp_path, RETRAINED.format(seed=seed, folder=tmp_path))
+        done = run(drive(tmp_path), tmp_path)
+        return done, outcomes(tmp_path)["again", str(LEVEL)]
+
+    assert reach(0)[1]["verdict"] == "published"
+    (tmp_path / "busy").touch()
+    done, busy = reach(1)
+    assert (done.returncode, busy["verdict"], busy["version"]) == (1, "unstable", 2), busy
+    assert busy["clock"] == "inherited"
+    assert busy["speedup"] is not None
+    store = Store.open(str(tmp_path / "store"))
+    latest = store.version("again")
+    manifests = [store.manifest(latest, name) for name in latest.images]
+    assert {manifest.device_class for manifest in manifests} == {LEVEL, PORTABLE}
+    assert len({manifest.provenance["weights"] for manifest in manifests}) == 1
+    (tmp_path / "busy").unlink()
+    done, quiet = reach(1)
+    assert (quiet["verdict"], quiet["clock"]) == ("published", "wall")
+    assert " built again" not in done.stdout
 
 
 HIDES = (

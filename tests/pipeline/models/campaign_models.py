@@ -46,6 +46,18 @@ def slow_to_build(width: int = 8, seconds: float = 4.0) -> nn.Module:
     return good(width)
 
 
+def retrained(seed: int, folder: str) -> nn.Module:
+    """A model with other weights for each seed; every judge is disturbed while FOLDER/busy
+    exists.
+    """
+    from freezer.timing.meters import CpuMeter
+
+    if (Path(folder) / "busy").exists():
+        CpuMeter.disturbed = lambda meter, num_rounds=1: True  # type: ignore[method-assign]
+        CpuMeter.single_threaded = lambda meter: False  # type: ignore[method-assign]
+    return busy(seed=seed)
+
+
 def random_weights() -> nn.Module:
     """Other weights every time it is called: no candidate can be held against it."""
     torch.manual_seed(time.time_ns() % 2**31)
