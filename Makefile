@@ -18,7 +18,7 @@ setup: .venv/.ready
 
 demo: setup
 	@$(BIN)/python -m examples.prepare
-	@$(BIN)/python -m jobs.optimize examples/catalog.yaml --campaign demo
+	@$(BIN)/coldpress optimize examples/catalog.yaml --campaign demo
 
 test: setup
 	@$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile

@@ -1,6 +1,6 @@
 """Print a Markdown table of every recipe of every model of a campaign, from the ledger of a store.
 
-python -m jobs.optimize examples/zoo.yaml --recipe all --campaign zoo
+coldpress optimize examples/zoo.yaml --recipe all --campaign zoo
 python -m benchmarks.recipes store zoo
 """
 

@@ -2,8 +2,8 @@
 two stores.
 
 python -m examples.prepare zoo
-python -m jobs.optimize examples/zoo.yaml --recipe all --store store-all --campaign zoo
-python -m jobs.optimize examples/zoo.yaml --recipe auto --store store-auto --campaign zoo
+coldpress optimize examples/zoo.yaml --recipe all --store store-all --campaign zoo
+coldpress optimize examples/zoo.yaml --recipe auto --store store-auto --campaign zoo
 python -m benchmarks.search store-all store-auto zoo
 
 The stores must be new, since finished builds are reused. `auto` finds the winner if it publishes

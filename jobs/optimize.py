@@ -1,4 +1,4 @@
-"""`coldpress optimize CATALOG`, or `python -m jobs.optimize CATALOG`: run a campaign.
+"""`coldpress optimize CATALOG`: run a campaign.
 
 Exit codes and the JSON: see docs/guides/run-a-fleet.md.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,19 +30,12 @@ from freezer.freezing.recipes import select
 from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
 from jobs.replay import MlflowArtifactsOption, TrackingOption
-from pipeline.campaign import Config
-from pipeline.catalog import is_registry, refuse_bad_entries
-from pipeline.cluster import check_absolute, check_address, in_child, in_job, joined_address
-from pipeline.ledger import check_campaign
-from pipeline.reporting import (
-    LineDisplay,
-    display_for,
-    metered,
-    print_report,
-)
-from pipeline.run import explain as explain_
-from pipeline.run import read, run
-from pipeline.scheduling import WAIT_S
+
+if TYPE_CHECKING:
+    from pipeline.campaign import Config
+
+WAIT_S = 1800.0
+"""How long `--wait-for-nodes` waits."""
 
 LOG_WIDTH = 160
 """Width of lines in the log of a job."""
@@ -180,6 +173,11 @@ def main(
     verbose: VerboseOption = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
+    from pipeline.campaign import Config
+    from pipeline.cluster import check_address, in_child, joined_address
+    from pipeline.reporting import LineDisplay
+    from pipeline.run import explain as explain_
+
     check_options(context.params)
     check_address(address)
     if json is not None:
@@ -236,6 +234,9 @@ def _run(
     verbose: bool,
 ) -> int:
     """Run a campaign; return the exit code. See the options of `main`."""
+    from pipeline.reporting import display_for, metered, print_report
+    from pipeline.run import run
+
     console = _console()
     with metered(display_for(console, verbose=verbose), config.campaign, metrics) as display:
         report = run(config, display)
@@ -247,6 +248,9 @@ def _run(
 
 def _check(config: Config) -> None:
     """Read the catalog, and print the number of its entries."""
+    from pipeline.catalog import refuse_bad_entries
+    from pipeline.run import read
+
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=False)
     say(f"{config.catalog}: entries: {len(catalog.entries)}, errors: 0")
@@ -265,6 +269,10 @@ def check_options(options: Mapping[str, Any]) -> None:
     Raises:
         UsageError: an option is rejected.
     """
+    from pipeline.catalog import is_registry
+    from pipeline.cluster import in_job
+    from pipeline.ledger import check_campaign
+
     check_campaign(options["campaign"] or campaign_name(options["catalog"]))
     if in_job():
         check_locations(options)
@@ -286,6 +294,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def check_locations(options: Mapping[str, Any]) -> None:
     """Reject relative locations of a job's output."""
+    from pipeline.cluster import check_absolute
+
     locations = {"--store": options["store"], "--tracking-uri": options["tracking_uri"]}
     if options["json"] is not None:
         locations["--json"] = str(options["json"])
@@ -294,6 +304,8 @@ def check_locations(options: Mapping[str, Any]) -> None:
 
 def campaign_name(catalog: str) -> str:
     """Return the catalog's name."""
+    from pipeline.catalog import is_registry
+
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
     return Path(catalog).stem.lower()

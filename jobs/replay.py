@@ -13,8 +13,6 @@ import typer
 from freezer.cli import StoreOption, exiting, say
 from freezer.errors import INFRASTRUCTURE, OK, UsageError
 from freezer.store import Store
-from pipeline.reporting import report_page
-from pipeline.tracking import replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -37,6 +35,9 @@ def main(
     mlflow_artifacts: MlflowArtifactsOption = "copy",
 ) -> None:
     """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""
+    from pipeline.reporting import report_page
+    from pipeline.tracking import replay
+
     if every == (campaign is not None):
         raise UsageError("expected one campaign, or --all")
     opened = Store.open(store)

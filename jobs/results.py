@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,16 +18,10 @@ from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, write_whole
 from freezer.store import Store
-from pipeline.ledger import History
 from pipeline.records import STYLES, rounded
-from pipeline.reporting import (
-    OutcomeChange,
-    PastOutcome,
-    compare,
-    past_outcomes,
-    report_page,
-    result_table,
-)
+
+if TYPE_CHECKING:
+    from pipeline.reporting import OutcomeChange, PastOutcome
 
 report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -47,6 +41,8 @@ def report(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
     """Write the report of a campaign: one HTML file that needs no network."""
+    from pipeline.reporting import report_page
+
     check_file(out, "--out")
     page = report_page(Store.open(store), campaign)
     try:
@@ -68,6 +64,9 @@ def compare_campaigns(
     """Compare the outcomes of two campaigns: what became slower, drifts more or fails is a
     regression, exit code 1.
     """
+    from pipeline.ledger import History
+    from pipeline.reporting import compare
+
     history = History(Store.open(store))
     changes = compare(history.outcomes(before), history.outcomes(after))
     regressions = sum(change.is_regression for change in changes)
@@ -98,6 +97,9 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Print what every campaign found for a model, the latest first; regressions are marked."""
+    from pipeline.ledger import History
+    from pipeline.reporting import past_outcomes, result_table
+
     ledger = History(Store.open(store))
     by_class = past_outcomes(ledger.of_model(model))
     if not by_class:

@@ -9,7 +9,6 @@ import typer
 from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json
 from freezer.errors import INFRASTRUCTURE, UsageError
 from freezer.store import Store
-from pipeline.reporting import campaign_status, campaigns_in_words, in_words
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -25,6 +24,8 @@ def main(
     as_json: JsonOption = False,
 ) -> None:
     """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
+    from pipeline.reporting import campaign_status, campaigns_in_words, in_words
+
     opened = Store.open(store)
     if campaign is not None:
         status = campaign_status(opened, campaign, note)

@@ -11,16 +11,16 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from freezer.cli import exiting, say
 from freezer.errors import INFRASTRUCTURE, INTERRUPTED, InfrastructureError, UsageError
 from jobs import optimize
-from pipeline.catalog import is_registry
-from pipeline.cluster import PACKAGES, Job, Jobs, Upload, gather, job_prefix, stage
-from pipeline.sources import named_files
+
+if TYPE_CHECKING:
+    from pipeline.cluster import Job, Jobs, Upload
 
 _REFUSED: Any = typer.BadParameter.__bases__[0]
 """Typer's error for invalid options; newer releases bundle their own click."""
@@ -55,6 +55,8 @@ def main(
 
     All other arguments are those of `coldpress optimize`, including CATALOG.
     """
+    from pipeline.cluster import Jobs, job_prefix
+
     options = checked_options(context.args)
     environ = _environ(env or [])
     upload = _gathered(options["catalog"], include or [])
@@ -80,13 +82,12 @@ def main(
 
 def _gathered(catalog: str, include: list[str]) -> Upload:
     """The files to upload: of Coldpress, those that the catalog names, and further ones."""
+    from pipeline.catalog import is_registry
+    from pipeline.cluster import gather
+    from pipeline.sources import named_files
+
     if is_registry(catalog):
-        return gather(
-            None,
-            include,
-            Path.cwd(),
-            named=(),
-        )
+        return gather(None, include, Path.cwd())
     path = Path(catalog)
     named = named_files(path) if path.is_file() else ()
     return gather(
@@ -105,6 +106,8 @@ def _submitted(
     environ: dict[str, str],
 ) -> Job:
     """Submit a job, or return the running one of the same campaign."""
+    from pipeline.cluster import stage
+
     try:
         with tempfile.TemporaryDirectory(prefix="coldpress-job-") as folder:
             stage(upload.files, Path(folder))
@@ -134,6 +137,8 @@ def _described(upload: Upload) -> str:
 
 def _list_files(upload: Upload) -> None:
     """Print the names of the uploaded files besides Coldpress's own, and of those left out."""
+    from pipeline.cluster import PACKAGES
+
     for name, path in upload.files.items():
         if name.partition("/")[0] not in PACKAGES:
             say(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
 from freezer.files import artifact_errors, digest_bytes, read_document
+from freezer.packages import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -192,7 +193,7 @@ def _key(path: Path, *, private: bool) -> Any:
         )
     except ImportError:
         raise MissingDependencyError(
-            "signatures need the package cryptography; pip install 'coldpress[signing]'"
+            f"signatures need the package cryptography; {install_command('cryptography')}"
         ) from None
     what = "private" if private else "public"
     remedy = f"expected a {what} EC key on P-256, PEM" + (" without a password" if private else "")

@@ -21,6 +21,7 @@ from urllib.parse import urlparse
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line, last_line
 from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
 from freezer.hardware import PORTABLE, Host, describe_host, this_host
+from freezer.packages import install_command
 from freezer.store import WORK, LocalFiles, Store
 
 Level = Literal["ok", "warning", "error"]
@@ -240,7 +241,7 @@ def _probe(store: Store) -> None:
 def _remedy(uri: str, error: Exception) -> str:
     """A command for a store that cannot be opened or read."""
     if isinstance(error, MissingDependencyError):
-        return "python -m pip install 'coldpress[stores]'"
+        return install_command("pyarrow")
     scheme, place = urlparse(uri).scheme, shlex.quote(uri.partition("?")[0])
     if scheme in SCHEMES:
         tool = "aws s3" if scheme == "s3" else "gcloud storage"

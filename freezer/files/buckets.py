@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError, first_line
+from freezer.packages import install_command
 
 OPTIONS = {
     "s3": ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path"),
@@ -70,7 +71,7 @@ def open_bucket(uri: str) -> Bucket:
         from pyarrow import ArrowException, fs
     except ImportError:
         raise MissingDependencyError(
-            f"{uri!r}: {parts.scheme}:// needs pyarrow; pip install 'coldpress[stores]'"
+            f"{uri!r}: {parts.scheme}:// needs pyarrow; {install_command('pyarrow')}"
         ) from None
     try:
         if parts.scheme == "s3":

@@ -20,6 +20,7 @@ from freezer.files.atomic import sync
 from freezer.files.buckets import SCHEMES, open_bucket
 from freezer.files.digest import digest_file
 from freezer.files.scratch import scratch_folder
+from freezer.packages import install_command
 
 HTTP = ("https", "http")
 _CHUNK_BYTES = 1 << 20
@@ -139,7 +140,7 @@ def _session() -> Any:
         from urllib3.util import Retry
     except ImportError:
         raise MissingDependencyError(
-            "fetching https:// needs requests; pip install requests"
+            f"fetching https:// needs requests; {install_command('requests')}"
         ) from None
     session = requests.Session()
     retry = Retry(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from freezer.artifact import ENGINES, PayloadKind
 from freezer.errors import UsageError, expected_names
+from freezer.packages import install_command
 
 CaptureName = Literal[
     "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
@@ -312,7 +313,5 @@ def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
     for recipe in select(wanted, portable=False):
         missing = [name for name in recipe.packages if name not in installed]
         if recipe not in selected:
-            lines.append(
-                f"{recipe.name} is left out, which needs `pip install {' '.join(missing)}`"
-            )
+            lines.append(f"{recipe.name} is left out, which needs `{install_command(*missing)}`")
     return "; ".join(lines)

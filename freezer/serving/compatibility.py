@@ -21,6 +21,7 @@ from freezer.artifact import (
 )
 from freezer.errors import Refusal
 from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
+from freezer.packages import install_command
 from freezer.serving.process import LoadOptions, ServingProcess
 
 COMPILED: tuple[PayloadKind, ...] = ("inductor",)
@@ -206,14 +207,13 @@ def _wrong_engine(
     lack the versions.
     """
     installed = process.engines
-    missing = [engine for engine in manifest.engines if engine not in installed]
+    engines, needed = manifest.engines, manifest.needs.packages
+    expected = f"{' and '.join(engines)} ({install_command(*engines, **needed)})"
+    missing = [engine for engine in engines if engine not in installed]
     if missing:
-        names = " and ".join(missing)
-        expected = f"{names} (pip install 'coldpress[{','.join(missing)}]')"
-        return ("runtime_missing", f"{names} not installed", expected)
-    for engine, least in manifest.needs.packages.items():
+        return ("runtime_missing", f"{' and '.join(missing)} not installed", expected)
+    for engine, least in needed.items():
         if version_tuple(installed[engine]) < version_tuple(least):
-            expected = f"{engine} >= {least} (pip install --upgrade {engine})"
             return ("runtime_too_old", f"{engine} {installed[engine]}", expected)
     return None
 

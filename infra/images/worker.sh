@@ -3,7 +3,7 @@
 # HEAD is the head's address; arguments are further options of `ray start`.
 # KubeRay runs its own `ray start` instead: labels and environment are then in the manifest.
 set -eu
-environment=$(python -m jobs.worker_labels --environment)
-arguments=$(python -m jobs.worker_labels)
+environment=$(coldpress worker-labels --environment)
+arguments=$(coldpress worker-labels)
 # shellcheck disable=SC2086  # words without spaces
 exec env $environment ray start --block --address="$HEAD" $arguments "$@"

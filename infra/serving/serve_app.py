@@ -3,7 +3,7 @@ them.
 
     serve run infra/serving/serve.yaml
 
-A replica runs on a node that has the label of its class (`python -m jobs.worker_labels` prints
+A replica runs on a node that has the label of its class (`coldpress worker-labels` prints
 them), pulls that class's artifact from the store, and starts only if the canary passes. The router
 gives each request to a class, in proportion to the replicas. POST is answered as by service.py; GET
 returns the contract of the artifact that the router happens to choose.

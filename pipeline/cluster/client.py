@@ -14,12 +14,14 @@ import os
 import re
 import shlex
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ray
 from ray.exceptions import AuthenticationError
+from ray.job_config import JobConfig
 
 from freezer.checks import CheckRequest, Finding
 from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
@@ -127,6 +129,7 @@ def _join(address: str) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         runtime_env=_own_code(),
+        job_config=_job_config([]),
     )
 
 
@@ -160,6 +163,15 @@ def check_address(address: str | None) -> None:
             f" accepts jobs: `coldpress submit CATALOG --address {given}`. To run the campaign from"
             " here, leave it out for a local Ray, or set HOST:6379, the head of a cluster"
         )
+
+
+def _job_config(folders: Sequence[str]) -> JobConfig:
+    """Put folders first in the path of workers, instead of Ray's choice, the current directory,
+    whose `pipeline` may be the user's.
+    """
+    config = JobConfig(_py_driver_sys_path=folders)
+    config._runtime_env_has_working_dir = lambda: True
+    return config
 
 
 def _own_code() -> dict[str, list[str]] | None:
@@ -208,6 +220,7 @@ def _init_local() -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
+        job_config=_job_config(sys.path[::-1]),
         _node_ip_address="127.0.0.1",
     )
 

@@ -60,7 +60,8 @@ def gather(
         named: files and folders that entries of the catalog name.
 
     Raises:
-        UsageError: a relative path does not exist, or a folder cannot be read.
+        UsageError: a relative path does not exist, a folder cannot be read, or a file has the name
+            of one of Coldpress's.
     """
     here = here.resolve()
     root = Path(str(freezer.__file__)).resolve().parents[1]
@@ -81,6 +82,9 @@ def gather(
                 " absolute path on the cluster's head"
             )
     files, left_out = _placed(paths, places)
+    for name, path in own.items():
+        if files.get(name, path) != path:
+            raise UsageError(f"{files[name]} would replace Coldpress's {name}; rename its folder")
     return Upload(files=dict(sorted((own | files).items())), catalog=catalog, left_out=left_out)
 
 

@@ -6,13 +6,12 @@ Read first: item_state.py, then executor.py.
 
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.fleet import WAIT_S, Fleet
+from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import ItemState
 from pipeline.scheduling.node_check import SharedFiles, facts_here
 from pipeline.scheduling.outcomes import skipped_outcomes
 
 __all__ = [
-    "WAIT_S",
     "BuildRecords",
     "Executor",
     "Fleet",

@@ -35,9 +35,6 @@ SAY_S = 60.0
 GONE_S = 60.0
 """How long a class may be without a node during a campaign that does not wait for nodes."""
 
-WAIT_S = 1800.0
-"""Default of `--wait-for-nodes`."""
-
 Show = Callable[[Event], None]
 """Function that shows an event to the user."""
 

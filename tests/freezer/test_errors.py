@@ -13,7 +13,6 @@ from freezer.errors import (
     FreezeError,
     IncompatibleError,
     Refusal,
-    first_line,
 )
 
 CLASSES = [
@@ -52,34 +51,6 @@ def test_attributes_survive_pickling() -> None:
 )
 def test_credentials_in_urls_are_removed(text: str, shown: str) -> None:
     assert str(ColdpressError(text)) == shown
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        (
-            "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/a b.onnx failed:/onnxruntime_src"
-            "/onnxruntime/core/graph/model.cc:256 onnxruntime::Model::Model(onnx::ModelProto&&, "
-            "const std::function<void(int)>&) Unsupported model IR version: 99\n",
-            "Unsupported model IR version: 99",
-        ),
-        (
-            "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, "
-            '("node_a", Nope, "", -1) : ("x": tensor(float),) -> ("y": tensor(float),) , Error No '
-            "Op registered for Nope",
-            "No Op registered for Nope",
-        ),
-        (
-            "Exception from src/inference/src/cpp/core.cpp:105:\nCheck 'a == b' failed at "
-            "src/core/convolution.hpp:330:\nWhile validating node 'opset1::Convolution (x[0]:f32"
-            "[1..4,4]) -> ()' with friendly_name 'C':\nPads are too large.\n\n",
-            "Pads are too large.",
-        ),
-        ("\n", "RuntimeError"),
-    ],
-)
-def test_first_line_of_an_engine(text: str, cause: str) -> None:
-    assert first_line(RuntimeError(text)) == cause
 
 
 def test_kinds_and_codes_differ() -> None:

@@ -86,7 +86,7 @@ def test_gpu_machines_get_no_labels_of_their_cpu(
 
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
-    for program in ("python", "ray"):
+    for program in ("coldpress", "ray"):
         (binaries / program).write_text(
             f'#!/bin/sh\necho {program} "$@" >> {tmp_path}/log\necho --of={program}\n'
         )
@@ -98,9 +98,9 @@ def test_gpu_machines_get_no_labels_of_their_cpu(
     start = start.replace("ulimit -n 65536", "true").replace("env $environment ", "")
     subprocess.run(["bash", "-c", start], check=True)
     *labels, ray = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    module = ["python", "-m", "jobs.worker_labels"]
+    module = ["coldpress", "worker-labels"]
     assert labels == [[*module, *options, "--environment"], [*module, *options]]
-    assert {"--of=python", f"--address={LOOPBACK}:6379"} < set(ray)
+    assert {"--of=coldpress", f"--address={LOOPBACK}:6379"} < set(ray)
 
 
 def command(unit: str) -> list[str]:

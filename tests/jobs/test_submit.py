@@ -53,14 +53,6 @@ models:
         (["c.yaml", *PLACES, "--bogus"], r"No such option: --bogus"),
         (PLACES, r"(?i)missing argument 'catalog'"),
         (["c.yaml", *PLACES, "--recipe", "nonsense"], r"nonsense"),
-        (
-            ["c.yaml", *PLACES, "--device-class", "cpu-z80"],
-            r"unknown device class 'cpu-z80'; expected ",
-        ),
-        (
-            ["c.yaml", *PLACES, "--check", "--metrics", "127.0.0.1:9105"],
-            r"--check and --metrics exclude each other",
-        ),
     ],
 )
 def test_invalid_options_are_rejected_before_submission(arguments: list[str], message: str) -> None:
@@ -107,6 +99,9 @@ def test_only_what_is_named_is_sent(tmp_path: Path) -> None:
     assert gather("/on/the/cluster.yaml", [], tmp_path).catalog == "/on/the/cluster.yaml"
     with pytest.raises(UsageError, match=r"catalog 'nowhere.yaml' does not exist"):
         gather("nowhere.yaml", [], tmp_path)
+    write_files(tmp_path, "jobs/status.py")
+    with pytest.raises(UsageError, match=r"would replace Coldpress's jobs/status\.py"):
+        gather(None, ["jobs"], tmp_path)
 
 
 NAMES = """

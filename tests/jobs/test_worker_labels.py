@@ -1,4 +1,4 @@
-"""Output of `python -m jobs.worker_labels` on this machine."""
+"""Output of `coldpress worker-labels` on this machine."""
 
 from __future__ import annotations
 

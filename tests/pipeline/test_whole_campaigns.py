@@ -18,6 +18,7 @@ import torch
 import freezer
 from freezer.hardware import PORTABLE, best_level, detect
 from freezer.store import Store
+from pipeline.cluster import PACKAGES
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.workspace import staging_folder
 from tests.support.campaign_runs import (
@@ -65,9 +66,14 @@ Finished = tuple[Path, Done]
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A finished campaign of a good and three bad models."""
+    """A finished campaign of a good and three bad models, beside packages of the user's that have
+    the names of Coldpress's.
+    """
     folder = tmp_path_factory.mktemp("campaign")
     write_catalog(folder, CATALOG)
+    for package in PACKAGES:
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text("raise RuntimeError('of the user')")
     return folder, run(drive(folder), folder)
 
 

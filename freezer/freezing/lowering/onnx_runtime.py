@@ -22,6 +22,7 @@ from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, chec
 from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
+from freezer.packages import install_command
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def build(
     missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
     if missing:
         raise BuildError(
-            f"onnxruntime: not installed: {', '.join(missing)}; pip install {' '.join(missing)}",
+            f"onnxruntime lacks packages; {install_command(*missing)}",
             code=MissingDependencyError.code,
         )
     with build_errors("onnxruntime"):

@@ -20,6 +20,7 @@ from freezer.files import digest_file
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
+from freezer.packages import install_command
 from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
 from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
@@ -125,7 +126,7 @@ def _load_transformers(source: Source) -> Any:
         import transformers
     except ImportError:
         raise MissingDependencyError(
-            f"source {source} needs transformers; pip install transformers"
+            f"source {source} needs transformers; {install_command('transformers')}"
         ) from None
     if source.weights == "random":
         kind = getattr(transformers, source.location)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from freezer.errors import MissingDependencyError, first_line
+from freezer.packages import install_command
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 
@@ -49,8 +50,8 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], device: torch.devi
         import onnxruntime
     except ImportError as error:
         raise MissingDependencyError(
-            f"{path.name} needs ONNX Runtime, which cannot be imported ({error}); pip install"
-            " 'coldpress[onnxruntime]'"
+            f"{path.name} needs ONNX Runtime, which cannot be imported ({error});"
+            f" {install_command('onnxruntime')}"
         ) from error
     options = session_options(settings, torch.get_num_threads())
     try:

@@ -24,6 +24,7 @@ from torch import Tensor
 from freezer.codec import decode
 from freezer.errors import ContractError, MissingDependencyError, first_line
 from freezer.files import begin_of
+from freezer.packages import install_command
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.onnxruntime import in_order
@@ -107,7 +108,7 @@ def import_openvino(why: str) -> ModuleType:
             import openvino
         except ImportError as error:
             raise MissingDependencyError(
-                f"{why}, which cannot be imported ({error}); pip install 'coldpress[openvino]'"
+                f"{why}, which cannot be imported ({error}); {install_command('openvino')}"
             ) from error
         finally:
             if telemetry:

@@ -114,15 +114,6 @@ def test_docs_explain_every_row() -> None:
     assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, TRIED)})
 
 
-def test_the_markdown_page(tmp_path: Path) -> None:
-    manifest = write_plain_artifact(tmp_path).manifest
-    assert not {"operators", "strides", "candidate"} & {name for name, _ in describe(manifest)}
-    assert manifest_markdown(manifest) is None, "a manifest of an earlier release"
-    page = str(manifest_markdown(replace(manifest, freezing=FREEZING)))
-    assert page.startswith("# What freezing did: tiny for portable, portable\n")
-    assert "| stays | count: `forward` sets it at model.py:12: self.count = a \\| b |\n" in page
-
-
 def test_speed_names_an_unusual_clock(tmp_path: Path) -> None:
     latency = LatencyRecord(point={}, num_threads=1, speedup=1.5, speedup_ci=(1.1, 2.0))
     plain = write_plain_artifact(tmp_path, latency=latency).manifest

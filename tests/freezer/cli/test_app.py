@@ -164,6 +164,9 @@ def test_exit_code_2_usage(
         ("CP-SPEC", (*freeze, "--inputs", '{"x": {"shape": ["n"]}}')),
         ("CP-SAMPLES", (*freeze, "--inputs", "none.npz")),
         ("CP-USAGE", (*freeze, "--limit", "size_mb_max")),
+        ("CP-USAGE", (*freeze, "--args", "[256]")),
+        ("CP-USAGE", (*freeze, "--inputs", "4")),
+        ("CP-USAGE", (*freeze, "--point", "batch")),
         ("CP-USAGE", (*freeze, "--limit", "memory_gb=4")),
         ("CP-USAGE", (*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none")),
         ("CP-SPEC", freeze),
@@ -175,43 +178,6 @@ def test_exit_code_2_usage(
         exit_code, _, err = coldpress(*arguments)
         assert (exit_code, err.partition(":")[0]) == (2, code), err
     assert coldpress("no-such-command")[0] == 2
-
-
-FREEZE_ONLY_PARSES = """
-import sys
-from freezer.cli.app import main
-try:
-    main()
-finally:
-    print("torch" in sys.modules)
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--args", "[256]"), "--args '[256]': expected a JSON object"),
-        (("--inputs", "4"), "--inputs '4': expected a JSON object"),
-        (("--point", "batch"), "--point 'batch': expected one size per dim"),
-    ],
-)
-def test_wrong_options_of_freeze_fail_before_torch_is_imported(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        FREEZE_ONLY_PARSES,
-        "freeze",
-        "python:tests.support.models:mlp",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300
-    )
-    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
-    assert message in done.stderr
 
 
 def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:

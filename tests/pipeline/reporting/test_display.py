@@ -13,10 +13,10 @@ from pipeline.reporting.display import LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 
 
-def lines_of(*, verbose: bool) -> list[str]:
+def lines_of() -> list[str]:
     """The lines of EVENTS without their times."""
     console = Console(file=io.StringIO(), width=80)
-    with LineDisplay(console, verbose=verbose) as display:
+    with LineDisplay(console, verbose=False) as display:
         display.plan(3, [*WORK, ItemWork(what="n portable")])
         for event in EVENTS:
             display.show(event)
@@ -25,7 +25,7 @@ def lines_of(*, verbose: bool) -> list[str]:
 
 
 def test_lines_are_one_for_each_item_and_step() -> None:
-    lines = lines_of(verbose=False)
+    lines = lines_of()
     assert lines[:4] == [
         "3 outcomes to reach, 3 builds to do",
         "build m cpu-x86-64-v4",
@@ -37,14 +37,6 @@ def test_lines_are_one_for_each_item_and_step() -> None:
     )
     assert CRASH.message not in lines[4], "the report prints it, once"
     assert len(lines) == 5
-
-
-def test_verbose_lines_name_each_recipe() -> None:
-    lines = lines_of(verbose=True)
-    assert "build m cpu-x86-64-v4 inductor-frozen" in lines
-    assert "built m cpu-x86-64-v4 torchscript-frozen in 4.0 s" in lines
-    assert "judged m cpu-x86-64-v4 in 9.0 s" in lines
-    assert len(lines) == 1 + 3 + 2 + 2 + 1
 
 
 def test_live_view_shows_outcomes_and_running_items() -> None:

@@ -249,8 +249,6 @@ def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
         "pipeline.worker.build_task",
         "pipeline.worker.judge_task",
         "pipeline.tracking.process",
-        "jobs.optimize",
-        "jobs.status",
     ],
 )
 def test_drivers_and_workers_import_no_torch(module: str) -> None:

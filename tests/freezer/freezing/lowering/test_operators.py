@@ -15,14 +15,14 @@ from torch import Tensor, library, nn
 from freezer.errors import BuildError
 from freezer.freezing.candidates import build
 from freezer.freezing.capture import Attempt
-from freezer.freezing.lowering import captured_texts, check_operators
-from freezer.freezing.lowering.lowered import operators_of, shortened
+from freezer.freezing.lowering import check_operators
+from freezer.freezing.lowering.lowered import operators_of
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
-from tests.support.models import Calling, ConvNet, Counter, seeded
-from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of
+from tests.support.models import Calling, Counter, seeded
+from tests.support.steps import HERE, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -110,37 +110,3 @@ def test_operators_inductor_compiles_pass() -> None:
         ),
     ):
         check_operators(program, "exported")
-
-
-IMAGE = random_inputs(2, 3, 8, 8)
-
-
-def texts_of(capture: Any, **kwargs: Any) -> dict[str, str]:
-    return captured_texts(
-        captured_by(subject_of(ConvNet(), {"x": IMAGE}, **kwargs), capture).program
-    )
-
-
-def test_texts_of_an_exported_program() -> None:
-    texts = texts_of("export", dims={"x": {0: BATCH}})
-    assert "torch.ops.aten.conv2d.default" in texts["captured-code.txt"]
-    assert "# File: torch/nn/modules/conv.py:" in texts["captured-code.txt"]
-    assert "call_function[target=torch.ops.aten.batch_norm.default]" in texts["captured-graph.txt"]
-    assert "BUFFER target='model.features.1.running_mean'" in texts["captured-graph.txt"]
-    assert re.search(r"# ranges\n# s\d+: VR\[1, 4\]\n", texts["captured-graph.txt"])
-    assert not re.search(r"[# ]/\w+/", "".join(texts.values())), (
-        "no folder of the machine that built it"
-    )
-
-
-def test_source_paths_are_shortened() -> None:
-    text = (
-        "%1 = aten::relu(%0) #"
-        " /opt/venv/lib/python3.12/site-packages/torch/nn/functional.py:12:3\n%2 #"
-        " /home/me/model.py:7:0"
-    )
-    assert shortened(text) == "%1 = aten::relu(%0) # torch/nn/functional.py:12:3\n%2 # model.py:7:0"
-    assert (
-        shortened("# File: /home/me/model.py:7 in forward, code: x")
-        == "# File: model.py:7 in forward, code: x"
-    )
