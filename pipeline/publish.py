@@ -122,10 +122,9 @@ class Publisher:
         first, _ = gathered[0]
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
-        decided: set[str] = set()
-        for _, outcome in gathered:
-            if outcome.verdict not in UNDECIDED:
-                decided.add(outcome.device_class)
+        outcomes = [outcome for _, outcome in gathered]
+        decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
+        for outcome in outcomes:
             if outcome.verdict == "kept-previous":
                 carried += self._kept_images(first.source.digest, outcome)
             if not outcome.has_artifact:

@@ -84,9 +84,8 @@ def freeze(
         example_inputs: inputs by parameter name, or positional: a tensor or a sequence. A value may
             be a tuple, list or dict of values. Constants (None, numbers, strings) are baked in.
         out: the folder to write; new or empty, or with an artifact whose speed was not measured.
-            `OUT.evidence` beside it gets the measurements, code and errors of what is not in the
-            artifact, in a folder for each class, which is replaced; `OUT.builds` the builds after
-            the verdict `unstable`, which the next freeze into the same folder uses.
+            `OUT.evidence` beside it gets measurements, code and errors of what is not in it;
+            `OUT.builds` the builds after `unstable`, which the next freeze into `out` uses.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1,
             max=16)}}`. A tensor within another value is named by its path, `state.0`.
         samples: further real inputs of the same form; with any, no inputs are generated.

@@ -63,14 +63,14 @@ def assemble(
     provenance: Mapping[str, str],
     failures: Mapping[str, str],
 ) -> Artifact:
-    """Write the winner's artifact folder atomically, and before it that of the winner among those
-    that need torch alone, if the winner needs an engine.
+    """Write the winner's artifact folder atomically, and before it that of the best one for torch
+    alone, if the winner needs an engine.
 
     Args:
         session: the session of the judgement.
         judgement: a judgement with a winner.
         dest: a new or empty folder.
-        provenance: source and campaign of the model; the digest of its weights is added.
+        provenance: source and campaign of the model; digests of weights and architecture are added.
         failures: the error message of each recipe that made no candidate; recorded.
     """
     if judgement.torch_only is not None:
@@ -83,11 +83,8 @@ def assemble(
         staging = Path(scratch) / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
-        origin = {
-            "weights": session.subject.weights,
-            "architecture": architecture_digest(session.subject, session.target),
-            "host": host_fingerprint(),
-        }
+        origin = {"weights": session.subject.weights, "host": host_fingerprint()}
+        origin["architecture"] = architecture_digest(session.subject, session.target)
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,

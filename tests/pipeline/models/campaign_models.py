@@ -53,8 +53,8 @@ def retrained(seed: int, folder: str) -> nn.Module:
     from freezer.timing.meters import CpuMeter
 
     if (Path(folder) / "busy").exists():
-        CpuMeter.disturbed = lambda meter, num_rounds=1: True  # type: ignore[method-assign]
-        CpuMeter.single_threaded = lambda meter: False  # type: ignore[method-assign]
+        CpuMeter.disturbed = lambda self, num_rounds=1: True  # type: ignore[method-assign]
+        CpuMeter.single_threaded = lambda self: False  # type: ignore[method-assign]
     return busy(seed=seed)
 
 
