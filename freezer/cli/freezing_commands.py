@@ -152,7 +152,7 @@ def freeze(
     _print_result(result)
     if result.verdict == "unstable":
         _given_file(out).write_text(json.dumps(given, default=str))
-        say(f"builds are kept; to repeat only the timing: coldpress freeze --resume {out}")
+        say(f"to repeat only the timing: coldpress freeze --resume {out}")
     if result.artifact is None or result.verdict == "unstable":
         sys.exit(FAILED)
 

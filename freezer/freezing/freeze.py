@@ -245,6 +245,8 @@ def _freeze_for(
             evidence = write_refused(result.judgement, builds, evidence_of(out), class_name)
         if result.verdict == "unstable":
             keep_builds(out, subject, target, builds.folders.values())
+            again = f"; to repeat only the timing, freeze the same model into {out} again"
+            result = replace(result, reason=result.reason + again)
     return replace(result, evidence=evidence)
 
 
