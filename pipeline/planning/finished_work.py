@@ -107,7 +107,7 @@ class FinishedWork:
             problem = self._problem(f"{row.model}:{number}", item.device_class)
             if problem:
                 self.repairs.append(f"{item.label()}: {problem}; making it again")
-                return None, problem
+                return None, f"files of version {number} are missing"
         return outcome.as_cached(), "unchanged"
 
     def _serving(self, model: str, device_class: str) -> str | None:
