@@ -99,8 +99,8 @@ def test_compare_takes_the_last_finished_passes(store: Store) -> None:
     assert code("monday", "friday") == 1
     assert code("friday", "monday") == 0
     for name in ("stopped", "empty", "sunday"):
-        assert code(name, "friday") == 2, name
-        assert code("friday", name) == 2, name
+        assert code(name, "friday") == 2
+        assert code("friday", name) == 2
 
 
 def test_history_marks_regressions(store: Store) -> None:
