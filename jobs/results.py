@@ -61,14 +61,17 @@ def compare_campaigns(
     store: StoreOption = "./store",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the outcomes of two campaigns: what became slower, drifts more or fails is a
-    regression, exit code 1.
+    """Compare the outcomes of two campaigns in their last finished passes: what became slower,
+    drifts more or fails is a regression, exit code 1.
     """
     from pipeline.ledger import History
     from pipeline.reporting import compare
 
     history = History(Store.open(store))
-    changes = compare(history.outcomes(before), history.outcomes(after))
+    old, new = (
+        history.outcomes(campaign, history.last_pass(campaign)) for campaign in (before, after)
+    )
+    changes = compare(old, new)
     regressions = sum(change.is_regression for change in changes)
     if as_json:
         summary = {"before": before, "after": after, "regressions": regressions}
@@ -86,7 +89,7 @@ def _print_changes(changes: Sequence[OutcomeChange]) -> None:
             say(f"{change.kind}: {change.model} {change.device_class}{reason}")
     counts = Counter(change.kind for change in changes)
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    say(summary or "neither campaign has outcomes")
+    say(summary)
 
 
 @history_app.command()

@@ -15,7 +15,15 @@ from freezer.errors import InfrastructureError, IntegrityError, StoreError
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from pipeline.catalog import is_registry
-from pipeline.ledger import CampaignRecord, Continued, LeaseLostError, Ledger, Member, members_of
+from pipeline.ledger import (
+    CampaignRecord,
+    Continued,
+    LeaseLostError,
+    Ledger,
+    Member,
+    RowKind,
+    members_of,
+)
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
@@ -72,11 +80,15 @@ class Config:
 
 @dataclass(kw_only=True)
 class Campaign:
-    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
+    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display.
+
+    Attributes:
+        executor: of the plan; None if all of it is finished.
+    """
 
     config: Config
     plan: Plan
-    executor: Executor
+    executor: Executor | None
     store: Store
     ledger: Ledger
     tracker: Tracker | TrackerProcess
@@ -161,7 +173,7 @@ class Campaign:
         self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
-        for item, outcome in chain(finished, self.executor.outcomes()):
+        for item, outcome in chain(finished, self.executor.outcomes() if self.executor else ()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
             for done in final:
@@ -188,20 +200,19 @@ class Campaign:
         parameters: Mapping[str, str],
     ) -> None:
         """Open the campaign in MLflow."""
-        all_finished = len(finished) == len(self.plan.items)
         self.tracker.start(
             CampaignStart(
                 catalog=self.config.catalog,
                 started=continued.started,
                 parameters=parameters,
-                expected=outcomes_digest(finished) if all_finished else None,
+                expected=outcomes_digest(finished) if self.plan.is_finished else None,
             )
         )
 
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
-        for what, state in self.executor.begun.items():
+        for what, state in self.executor.begun.items() if self.executor else ():
             recipes = tuple(name for name in state.item.builds if name not in state.results)
             work.append(ItemWork(what=what, recipes=recipes))
         return work
@@ -224,13 +235,15 @@ class Campaign:
             )
 
     def _record(self, record: CampaignRecord) -> None:
-        self.ledger.append(
-            "campaign",
-            self.config.campaign,
-            model="",
-            device_class="",
-            data=record.to_json(),
-        )
+        kinds: tuple[RowKind, ...] = ("campaign", "pass") if record.is_pass else ("campaign",)
+        for kind in kinds:
+            self.ledger.append(
+                kind,
+                self.config.campaign,
+                model="",
+                device_class="",
+                data=record.to_json(),
+            )
 
     def _report(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 from freezer.artifact import UNMEASURED, Artifact, read_artifacts
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.hardware import PORTABLE
-from freezer.store import Descriptor, Store, Version
+from freezer.store import Descriptor, Store, Version, loss_of
 from pipeline.ledger import Draft, Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
@@ -208,7 +208,8 @@ class Publisher:
         if row is None or row.campaign == self._ledger.campaign:
             return None
         known = Outcome.from_row(row.data)
-        is_published = known.version in self._store.versions(outcome.model)
+        reference = f"{outcome.model}:{known.version}"
+        is_published = not loss_of(self._store, reference, outcome.device_class)
         is_complete = set(_missing(known)) <= set(_missing(outcome))
         if not (known.has_artifact and is_published and is_complete):
             return None

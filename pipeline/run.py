@@ -17,11 +17,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from freezer.errors import CatalogError
+from freezer.errors import CatalogError, InfrastructureError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
 from pipeline.campaign import Campaign, Config
@@ -33,8 +33,8 @@ from pipeline.catalog import (
     read_registry,
     refuse_bad_entries,
 )
-from pipeline.cluster import Cluster, connect, joined_address
-from pipeline.ledger import Continued, Ledger
+from pipeline.cluster import connect, joined_address
+from pipeline.ledger import CampaignRecord, Continued, Ledger
 from pipeline.planning import (
     FileDigests,
     FinishedWork,
@@ -42,7 +42,6 @@ from pipeline.planning import (
     PlanRequest,
     auto_classes_of,
     make_plan,
-    recipes_left_out,
 )
 from pipeline.records import ClassFacts, Event, LiveFigures, Outcome
 from pipeline.reporting import CampaignReport, Display, explain_plan
@@ -87,38 +86,38 @@ def run(config: Config, display: Display) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    work = prepare(config)
-    note = notes(display)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    work, note = prepare(config), notes(display)
     ledger = Ledger(work.store, config.campaign, note)
-    with ledger, display, _connected(config, note) as cluster:
-        if callable(on_sigterm):
-            # Ray's own handler would end the process before anything is recorded.
-            signal.signal(signal.SIGTERM, on_sigterm)
+    tracker = TrackerProcess(
+        config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
+    )
+    with ledger, display, tracker, ExitStack() as held:
         continued = Continued(ledger, started)
-        fleet = _fleet(config, cluster, work.store, continued, display)
-        tracker = TrackerProcess(
-            config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
-        )
-        with tracker, fleet.assembled(work.classes(config)):
+        executor = None
+        planned = _plan_without_ray(config, work, ledger, continued)
+        if planned is None:
+            fleet = held.enter_context(_assembled(config, work, continued, display))
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            plan, skipped = _plan(config, work, ledger, continued, display, _workers(fleet))
-            executor = Executor(plan, fleet, work.store, ledger, work.materials, display.show)
+            planned = _plan(config, work, ledger, continued, _workers(fleet))
+            executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             display.observe(lambda: _live_figures(fleet, tracker))
-            campaign = Campaign(
-                config=config,
-                plan=plan,
-                executor=executor,
-                store=work.store,
-                ledger=ledger,
-                tracker=tracker,
-                display=display,
-            )
-            try:
-                return campaign.run(skipped, continued, started)
-            finally:
-                remove_abandoned(str(work.store.root))
+        plan, skipped = planned
+        for line in plan.notes:
+            note(line)
+        campaign = Campaign(
+            config=config,
+            plan=plan,
+            executor=executor,
+            store=work.store,
+            ledger=ledger,
+            tracker=tracker,
+            display=display,
+        )
+        try:
+            return campaign.run(skipped, continued, started)
+        finally:
+            remove_abandoned(str(work.store.root))
 
 
 def explain(config: Config, display: Display) -> None:
@@ -140,18 +139,18 @@ def explain(config: Config, display: Display) -> None:
         ) as ledger,
         display,
     ):
-        continued, requested = Continued(ledger, time.time()), work.classes(config)
+        continued = Continued(ledger, time.time())
         if joined_address(config.address):
-            with _connected(config, note) as cluster:
-                fleet = _fleet(config, cluster, work.store, continued, display)
-                with fleet.assembled(requested):
-                    workers = _workers(fleet)
+            with _assembled(config, work, continued, display) as fleet:
+                workers = _workers(fleet)
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
-            facts = facts_here(work.entries, requested, note)
+            facts = facts_here(work.entries, work.classes(config), note)
             workers = facts, auto_classes(detect().classes)
-        plan, skipped = _plan(config, work, ledger, continued, display, workers)
+        plan, skipped = _plan(config, work, ledger, continued, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
+        for line in plan.notes:
+            note(line)
         explain_plan(plan, skipped, records, display)
 
 
@@ -208,35 +207,36 @@ def notes(display: Display) -> Callable[[str], None]:
 
 
 @contextmanager
-def _connected(config: Config, note: Callable[[str], None]) -> Iterator[Cluster]:
-    """Connect to Ray, which takes 8 to 20 s where it has to start."""
-    joined = joined_address(config.address)
-    note(f"connecting to Ray at {joined}" if joined else "starting Ray on this machine")
-    with connect(config.address) as cluster:
-        yield cluster
-
-
-def _fleet(
+def _assembled(
     config: Config,
-    cluster: Cluster,
-    store: Store,
+    work: Work,
     continued: Continued,
     display: Display,
-) -> Fleet:
+) -> Iterator[Fleet]:
+    """Connect to Ray, which takes 8 to 20 s where it has to start, and find its nodes."""
+    joined, store = joined_address(config.address), work.store
+    text = f"connecting to Ray at {joined}" if joined else "starting Ray on this machine"
+    notes(display)(text)
     files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
-    bucket_uri = store.uri if store.remote is not None else None
     shared = SharedFiles(
         store=store.root,
         files=files,
-        bucket_uri=bucket_uri,
+        bucket_uri=store.uri if store.remote is not None else None,
     )
-    return Fleet(
-        cluster,
-        display.show,
-        shared,
-        wait_s=config.wait_s,
-        before=continued.facts,
-    )
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    with connect(config.address) as cluster:
+        if callable(on_sigterm):
+            # Ray's own handler would end the process before anything is recorded.
+            signal.signal(signal.SIGTERM, on_sigterm)
+        fleet = Fleet(
+            cluster,
+            display.show,
+            shared,
+            wait_s=config.wait_s,
+            before=continued.facts,
+        )
+        with fleet.assembled(work.classes(config)):
+            yield fleet
 
 
 Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
@@ -258,12 +258,36 @@ def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     )
 
 
+def _plan_without_ray(
+    config: Config,
+    work: Work,
+    ledger: Ledger,
+    continued: Continued,
+) -> tuple[Plan, list[Outcome]] | None:
+    """The same as `_plan` if a local Ray would have nothing to do, so that it need not start; None
+    if there may be work.
+    """
+    rows, served = ledger.rows("campaign"), detect().classes
+    known = CampaignRecord.from_json(rows[-1].data).facts if rows else {}
+    if joined_address(config.address) or not set(known) <= set(served):
+        return None
+    auto = auto_classes(served)
+    try:
+        # First with the facts of the last campaign: finding today's takes seconds.
+        planned = _plan(config, work, ledger, continued, (known, auto))
+        if planned[0].is_finished:
+            facts = facts_here(work.entries, work.classes(config), lambda _: None)
+            planned = _plan(config, work, ledger, continued, (facts, auto))
+    except (InfrastructureError, RuntimeError):  # a start of Ray reports it
+        return None
+    return planned if planned[0].is_finished else None
+
+
 def _plan(
     config: Config,
     work: Work,
     ledger: Ledger,
     continued: Continued,
-    display: Display,
     workers: Workers,
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
@@ -278,8 +302,6 @@ def _plan(
         keep_going=config.keep_going,
         allow_regression=config.allow_regression,
     )
-    for line in recipes_left_out(request):
-        notes(display)(line)
     lifted, since = config.lift_quarantine, continued.own_since
     finished = FinishedWork(
         work.store,

@@ -31,6 +31,11 @@ from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
 from freezer.store import ListedVersion, Store, Version, newest_versions, versions_of
 
+UndoOption = Annotated[
+    bool,
+    typer.Option("--undo", help="Make `latest` exactly what it was before the last rollback."),
+]
+
 
 def list_models(
     model: MaybeModelArgument = None, store: StoreOption = "./store", as_json: JsonOption = False
@@ -140,17 +145,23 @@ def sign(
         say(f"{version.model}:{version.number} for {name}: {done}")
 
 
-def rollback(model: ModelArgument, store: StoreOption = "./store") -> None:
-    """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
+def rollback(
+    model: ModelArgument, store: StoreOption = "./store", undo: UndoOption = False
+) -> None:
+    """Make `latest` what it was at an earlier version, for deployments that follow it; nothing is
+    deleted.
+    """
     name, _, number = model.partition(":")
-    if not number.isdecimal():
+    if undo and number:
+        raise UsageError(f"--undo undoes the last rollback of {name}; omit :{number}")
+    if not undo and not number.isdecimal():
         raise UsageError(
             f"{model!r} names no version; name one that `coldpress list {name} --store {store}`"
-            f" shows: {name}:1"
+            f" shows: {name}:1; --undo undoes the last rollback"
         )
     opened = Store.open(store)
     before = opened.version(name)
-    version = opened.roll_back(name, int(number))
+    version = opened.roll_back(name, None if undo else int(number))
     classes = ", ".join(sorted(version.images))
     say(f"latest of {name} is version {version.number} (before: {before.number}), for {classes}")
     missing = before.images.keys() - version.images.keys()

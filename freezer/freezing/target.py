@@ -19,6 +19,7 @@ from freezer.hardware import (
     describe_host,
     detect,
     device_class,
+    lesser_classes,
     packed_dtype,
     this_host,
 )
@@ -195,8 +196,8 @@ def check_unlimited(target: Target, engine: str) -> None:
     the target's class.
 
     Raises:
-        UsageError: the class is for GPUs, or lesser than this machine's level; code
-            CP-DEVICE-CLASS.
+        UsageError: the class is for GPUs (code CP-DEVICE-CLASS), or lesser than this machine's
+            level (code CP-BETTER-CPU).
     """
     name = target.device_class.name
     if target.device_class.kind != "cpu":
@@ -205,11 +206,11 @@ def check_unlimited(target: Target, engine: str) -> None:
             code="CP-DEVICE-CLASS",
         )
     hardware = describe_host(this_host(), {})
-    if name not in (best_level(hardware.classes), hardware.hardware):
+    if name in lesser_classes(hardware.classes):
         raise UsageError(
             f"{engine} cannot be limited to the instructions of {name}, and uses all of this CPU;"
-            f" build and judge it on a machine of {name}",
-            code="CP-DEVICE-CLASS",
+            f" it needs a machine whose best class is {name}",
+            code="CP-BETTER-CPU",
         )
 
 

@@ -21,6 +21,7 @@ from freezer.hardware.device_classes import (
     best_level,
     can_run,
     device_class,
+    lesser_classes,
     packed_dtype,
 )
 from freezer.hardware.machine import (
@@ -59,6 +60,7 @@ __all__ = [
     "describe_host",
     "detect",
     "device_class",
+    "lesser_classes",
     "machine_bytes",
     "num_other_processes",
     "opened",

@@ -343,6 +343,14 @@ def best_level(classes: Collection[str]) -> str | None:
     return None
 
 
+def lesser_classes(classes: Collection[str]) -> frozenset[str]:
+    """Those of a machine's classes whose CPUs lack instructions that it has. Its x86-64 level and
+    its most specific class are not among them.
+    """
+    included = {name for known in classes for name in DEVICE_CLASSES[known].includes}
+    return frozenset(included - {best_level(classes)})
+
+
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`."""
     level = best_level(classes)

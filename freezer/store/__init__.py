@@ -13,6 +13,7 @@ from freezer.store.bucket import (
 )
 from freezer.store.listing import (
     ListedVersion,
+    loss_of,
     newest_versions,
     versions_of,
 )
@@ -25,12 +26,14 @@ from freezer.store.oci_layout import (
     Descriptor,
 )
 from freezer.store.versions import (
+    LATEST,
     NAME,
     Version,
 )
 
 __all__ = [
     "INDEX",
+    "LATEST",
     "NAME",
     "WORK",
     "Descriptor",
@@ -39,6 +42,7 @@ __all__ = [
     "RemoteFiles",
     "Store",
     "Version",
+    "loss_of",
     "newest_versions",
     "one_spelling",
     "versions_of",

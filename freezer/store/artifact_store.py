@@ -31,7 +31,7 @@ from freezer.artifact import (
     is_by,
     signed_with,
 )
-from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
+from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import (
     SCHEMES,
     cache_folder,
@@ -42,15 +42,14 @@ from freezer.files import (
 from freezer.store.local_files import LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
 from freezer.store.publication import write_version
+from freezer.store.rollback import roll_back
 from freezer.store.versions import (
     LATEST,
     NAME,
     NUMBER,
-    SIGNED,
     Version,
     copy_image,
     link_image,
-    manifest_of_image,
     signature_tag,
     signatures_of,
     version_of,
@@ -141,13 +140,19 @@ class Store:
         layout = self.layout(model)
         tags = layout.tags()
         if tag not in tags:
-            known = [name for name in tags if not name.endswith(SIGNED)]
+            known = [name for name in tags if NUMBER.fullmatch(name) or name == LATEST]
             raise NotPublishedError(
                 f"{model}:{tag} is not in store {self.uri}; versions of this model:"
                 f" {', '.join(known) or 'none'}"
             )
         index = layout.index(tags[tag])
         return version_of(model, tag, index, store=self.uri)
+
+    def find(self, reference: str) -> Version | None:
+        """The version of a reference; None if it is not there, or its index is lost or damaged."""
+        with suppress(IntegrityError, NotPublishedError):
+            return self.version(reference)
+        return None
 
     def manifest(
         self,
@@ -339,26 +344,21 @@ class Store:
         write = partial(write_version, self, model, source_key, artifacts, carried, decided)
         return self._written(model, write)
 
-    def roll_back(self, model: str, number: int) -> Version:
-        """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
-        added becomes `latest`.
+    def roll_back(self, model: str, number: int | None) -> Version:
+        """Make `latest` what it was while an earlier version was the newest, and return that. Later
+        versions stay; the next one that is added becomes `latest`.
+
+        Args:
+            model: name of the model.
+            number: of the version; None undoes the last rollback.
 
         Raises:
             NotPublishedError: the store has no such version.
-            IntegrityError: a manifest or index of the version is damaged; nothing was changed.
+            UsageError: no rollback is left to undo.
+            IntegrityError: a file is missing, or a manifest or index is damaged; nothing was
+                changed.
         """
-        name = f"{model}:{number}"
-        version, layout = self.version(name), self.layout(model)
-        for image in version.index:
-            manifest_of_image(layout, image, origin=name)
-
-        def write() -> Version:
-            tags = layout.tags()
-            tags[LATEST] = tags[str(number)]
-            layout.write_tags(tags)
-            return version
-
-        return self._written(model, write)
+        return self._written(model, partial(roll_back, self, model, number))
 
     def _written(
         self,

@@ -9,7 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from freezer.errors import ColdpressError, StoreUnreachableError
+from freezer.errors import (
+    ColdpressError,
+    IntegrityError,
+    NotPublishedError,
+    StoreUnreachableError,
+)
 from freezer.store.artifact_store import Store
 from freezer.store.versions import LATEST, NUMBER, signature_tag
 
@@ -87,6 +92,25 @@ def versions_of(store: Store, model: str) -> list[ListedVersion]:
     wanted = [LATEST, *sorted(numbers, key=int, reverse=True)]
     with ThreadPoolExecutor(NUM_READERS) as pool:
         return list(pool.map(partial(_listed_version, store, model), wanted))
+
+
+def loss_of(
+    store: Store,
+    reference: str,
+    device_class: str,
+) -> str:
+    """What the store lacks of the artifacts that a version has for a class, in one sentence; empty
+    if it has all. Reads no payload.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    try:
+        version = store.version(reference)
+        store.layout(version.model).check(version.images_of(device_class))
+    except (IntegrityError, NotPublishedError) as error:
+        return str(error)
+    return ""
 
 
 def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,6 +156,17 @@ class Layout:
         path = self._path(descriptor.digest)
         with self._reading(path):
             return self._files.modified(path)
+
+    def check(self, images: Iterable[Descriptor]) -> None:
+        """Check that all files of images are there. Reads their manifests alone.
+
+        Raises:
+            IntegrityError: a file is missing, or a manifest is damaged.
+        """
+        for image in map(self.image, images):
+            self.blob(image.config)
+            for layer in image.layers:
+                self.modified(layer)
 
     def index(self, descriptor: Descriptor) -> OciIndex:
         """The verified OCI index of a version."""

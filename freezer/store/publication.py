@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact
+from freezer.errors import IntegrityError
 from freezer.hardware import PORTABLE
 from freezer.store.oci_layout import Descriptor, Layout
+from freezer.store.rollback import BEFORE
 from freezer.store.versions import LATEST, Version, manifest_of_image, merged
 
 if TYPE_CHECKING:
@@ -32,9 +35,9 @@ def write_version(
     same = before = None
     if numbers:
         number = numbers[-1] + 1
-        before = store.version(model)
-        newest = store.version(f"{model}:{numbers[-1]}")
-        if newest.source_key == source_key:
+        before = store.find(model)
+        newest = store.find(f"{model}:{numbers[-1]}")
+        if newest is not None and newest.source_key == source_key:
             same = newest
     new = [_image(layout, artifact, same, number) for artifact in artifacts]
     images = merged(same.index if same else (), merged(carried, new), decided)
@@ -49,6 +52,7 @@ def write_version(
     if before is None or PORTABLE in version.images or PORTABLE not in before.images:
         changed[LATEST] = descriptor  # what serves any machine, if `latest` did
     if any(tag not in tags or tags[tag].digest != changed[tag].digest for tag in changed):
+        tags.pop(BEFORE, None)
         layout.write_tags({**tags, **changed})
     return version
 
@@ -62,8 +66,10 @@ def _image(
     """The image of an artifact: the one that a version of the same source has, or a new one."""
     manifest = artifact.manifest
     for image in same.images_of(manifest.device_class) if same else ():
-        known = manifest_of_image(layout, image, origin=image.digest)
-        if replace(known, version=manifest.version).to_bytes() == manifest.to_bytes():
+        known = None
+        with suppress(IntegrityError):  # it is lost, and written again
+            known = manifest_of_image(layout, image, origin=image.digest)
+        if known and replace(known, version=manifest.version).to_bytes() == manifest.to_bytes():
             layout.write_files(artifact)
             return image
     return layout.write_image(artifact, version=number)

@@ -21,7 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import first_line
-from freezer.hardware import DEVICE_CLASSES, PORTABLE, device_class
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, device_class, lesser_classes
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, Head
 from pipeline.failures import kind_of_ray
@@ -35,6 +35,7 @@ class Node:
     Attributes:
         memory_bytes: memory that Ray schedules on the node, or None.
         labelled: whether the node has any Coldpress label.
+        lesser: those of its classes whose CPUs lack instructions that it has.
     """
 
     node_id: str
@@ -43,6 +44,7 @@ class Node:
     num_gpus: int = 0
     memory_bytes: int | None = None
     labelled: bool = True
+    lesser: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"node {self.node_id[:12]}"
@@ -259,6 +261,7 @@ def _node(row: Mapping[str, Any]) -> Node:
         num_gpus=int(resources.get("GPU", 0)),
         memory_bytes=int(resources["memory"]) if "memory" in resources else None,
         labelled=any(name.startswith(LABEL) for name in labels),
+        lesser=lesser_classes(served),
     )
 
 

@@ -101,6 +101,8 @@ POLICY: Mapping[str, Decision] = {
 BY_CODE: Mapping[str, Decision] = {
     # A damaged candidate was removed from the store.
     IntegrityError.code: Decision(),
+    # Of earlier releases: a build for a lesser class than its machine's.
+    "CP-DEVICE-CLASS": Decision(),
     # Something could not be fetched.
     "CP-FETCH": Decision(),
     "CP-FETCH-DIGEST": Decision(),

@@ -36,6 +36,7 @@ class History:
         self._parts: set[str] = set()
         self._keys: dict[str, set[str]] = {}  # judge_keys by model
         self._records: dict[str, LedgerRow] = {}
+        self._passes: dict[str, LedgerRow] = {}  # of those that ended, the last
         # By judge_key and model, then by campaign.
         self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}
         self._read()
@@ -58,6 +59,24 @@ class History:
             )
         return CampaignRecord.from_json(row.data)
 
+    def last_pass(self, campaign: str) -> CampaignRecord:
+        """Return the record of the last pass of a campaign that ended, or of one that earlier
+        releases wrote.
+
+        Raises:
+            UsageError: the ledger does not have the campaign, or no pass of it has ended with
+                outcomes.
+        """
+        record = self.record(campaign)
+        if not record.is_pass and campaign in self._passes:
+            record = CampaignRecord.from_json(self._passes[campaign].data)
+        if not record.is_pass or not record.num_planned:
+            raise UsageError(
+                f"campaign {campaign!r} has not finished a pass over its catalog; run its command"
+                f" again until it ends, or name another campaign: {', '.join(self.campaigns())}"
+            )
+        return record
+
     def refresh(self, campaign: str) -> None:
         """Read again if the campaign has written since; call it under the campaign's lock."""
         if not {path.name for path in part_paths(self.folder, campaign)} <= self._parts:
@@ -65,7 +84,7 @@ class History:
 
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
         """Return the final outcomes of a campaign, in the order of the catalog."""
-        until = self._records[campaign].time if record.finished is not None else float("inf")
+        until = record.finished if record.finished is not None else float("inf")
         rows = [self._row(campaign, member, until) for member in record.members]
         pairs = list(zip(record.members, rows, strict=True))
         unfinished = {member.model for member, row in pairs if row is None}
@@ -76,14 +95,10 @@ class History:
                 reached.append(_reached(row, cached=member.cached))
         return reached
 
-    def outcomes(self, campaign: str) -> list[Outcome]:
-        """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come
-        last.
-
-        Raises:
-            UsageError: the ledger does not have the campaign.
+    def outcomes(self, campaign: str, record: CampaignRecord) -> list[Outcome]:
+        """Return the outcomes of a pass of a campaign, in the order of the catalog; those of bad
+        entries come last.
         """
-        record = self.record(campaign)
         reached = [item.outcome for item in self.members(campaign, record)]
         return [*reached, *record.problems]
 
@@ -129,10 +144,10 @@ class History:
 
     def _read(self) -> None:
         paths = part_paths(self.folder)
-        for row in read_rows(self.folder, kinds=("campaign", "outcome")):
-            if row.kind == "campaign":
-                keep_newest(self._records, row.key, row)
-            elif row.kind == "outcome":
+        for row in read_rows(self.folder, kinds=("campaign", "pass", "outcome")):
+            if row.kind != "outcome":
+                keep_newest(self._records if row.kind == "campaign" else self._passes, row.key, row)
+            else:
                 of_key = self._outcomes.setdefault((row.key, row.model), {})
                 keep_newest(of_key, row.campaign, row)
                 self._keys.setdefault(row.model, set()).add(row.key)

@@ -85,12 +85,21 @@ class CampaignRecord:
         failed = self.interrupted or self.exit_code == INFRASTRUCTURE
         return self.finished is not None and not failed
 
+    @property
+    def is_pass(self) -> bool:
+        """Whether every planned outcome was reached, so that it can be compared with others."""
+        return self.finished is not None and not self.interrupted and not self.unreached
+
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         facts = {}
         for name, of_class in self.facts.items():
             toolchain = dict(of_class.toolchain)
-            facts[name] = {"num_threads": of_class.num_threads, "toolchain": toolchain}
+            facts[name] = {
+                "num_threads": of_class.num_threads,
+                "toolchain": toolchain,
+                "is_best": of_class.is_best,
+            }
         problems = [outcome.to_json() for outcome in self.problems]
         return encode(self) | {"problems": problems, "facts": facts}
 

@@ -47,16 +47,17 @@ _SCHEMA = pa.schema(
 
 PART_BYTES = 1 << 28  # of the largest part
 
-RowKind = Literal["build", "outcome", "campaign"]
+RowKind = Literal["build", "outcome", "campaign", "pass"]
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerRow:
-    """One finished build, outcome or campaign.
+    """One finished build, outcome, campaign, or pass of one over its catalog.
 
     Attributes:
-        kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
+        kind: `build`, `outcome`, `campaign` (see campaign_record.py), or `pass`: the record of the
+            campaign's last pass that ended. Earlier releases did not store it.
         key: build_key or judge_key, whose parts are `data["parts"]`; or the campaign's name.
         time: seconds since the epoch; increases within a campaign, and within a key.
         part, place: where its record is.
@@ -112,10 +113,11 @@ class Part:
     def text(self, place: int) -> str:
         """Return the record of a row in JSON. Its neighbours, usually needed next, are kept."""
         index, within = divmod(place, BATCH_ROWS)
-        if self._batch[0] != index:
+        decoded = self._batch  # other threads may replace it
+        if decoded[0] != index:
             batch = pa.ipc.open_file(self._content).get_batch(index)
-            self._batch = index, batch.column(_TEXT).to_pylist()
-        return self._batch[1][within]
+            decoded = self._batch = index, batch.column(_TEXT).to_pylist()
+        return decoded[1][within]
 
     def filtered(self, chosen: Callable[[LedgerRow], bool]) -> pa.Table:
         """Return the chosen rows."""

@@ -14,6 +14,7 @@ from pipeline.planning.estimates import (
 )
 from pipeline.planning.finished_work import FinishedWork
 from pipeline.planning.keys import (
+    BETTER_CPU,
     FileDigests,
     pinned,
     source_key,
@@ -25,11 +26,11 @@ from pipeline.planning.plan import (
     Unplaced,
     auto_classes_of,
     make_plan,
-    recipes_left_out,
 )
 
 __all__ = [
     "BASE_BYTES",
+    "BETTER_CPU",
     "Demand",
     "EarlierSpeeds",
     "FileDigests",
@@ -44,6 +45,5 @@ __all__ = [
     "learned",
     "make_plan",
     "pinned",
-    "recipes_left_out",
     "source_key",
 ]

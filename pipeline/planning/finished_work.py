@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
-from freezer.errors import IntegrityError, NotPublishedError
 from freezer.hardware import PORTABLE
-from freezer.store import Store
+from freezer.store import LATEST, Store, loss_of
 from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
 from pipeline.ledger import Ledger, LedgerRow
 from pipeline.planning.keys import differing
@@ -30,6 +28,9 @@ class FinishedWork:
         lifted: whether quarantined failures are retried.
         since: start of the campaign that is continued: its own outcomes since then count before
             later ones of other campaigns.
+
+    Attributes:
+        repairs: a line for each finished artifact that the store has lost.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class FinishedWork:
         self.lifted = lifted
         self._since = since
         self._store = store
-        self._versions = cache(store.versions)
+        self._problem = cache(partial(loss_of, store))
+        self.repairs: list[str] = []
 
     def applied_to(self, item: Item) -> Item:
         """Return a planned item with its finished outcome, or what was missed in it, and why."""
@@ -100,18 +102,21 @@ class FinishedWork:
             previous = outcome.previous
             if previous is None or previous.artifact != self._serving(row.model, item.device_class):
                 return None, "was kept-previous, and another artifact serves now"
-        if outcome.version is not None and outcome.version not in self._versions(row.model):
-            return None, f"version {outcome.version} is gone from the store"
+        number = LATEST if outcome.verdict == "kept-previous" else outcome.version
+        if number is not None:
+            problem = self._problem(f"{row.model}:{number}", item.device_class)
+            if problem:
+                self.repairs.append(f"{item.label()}: {problem}; making it again")
+                return None, f"files of version {number} are missing"
         return outcome.as_cached(), "unchanged"
 
     def _serving(self, model: str, device_class: str) -> str | None:
         """Return the digest of the image of the artifact that serves a class; None without one that
         can be read.
         """
-        with suppress(NotPublishedError, IntegrityError):
-            image = self._store.version(model).images.get(device_class)
-            return image.digest if image else None
-        return None
+        version = self._store.find(model)
+        image = version.images.get(device_class) if version else None
+        return image.digest if image else None
 
     def _find_missed(self, item: Item, outcome: Outcome) -> tuple[tuple[str, ...], str]:
         """Return the recipes that an outcome lacks and that are to be built now, and a line that

@@ -28,6 +28,10 @@ from pipeline.workspace import own_path
 INPUTS_VERSION = 4
 """Incremented when a judge tries other inputs for the same spec or samples: 4 adds extremes."""
 
+BETTER_CPU = "better_cpu"
+"""Part of the key of a build for an engine that uses all of its CPU, if every worker of the class
+has a better one: it is refused. Once a worker of that class alone joins, the key differs."""
+
 JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")
 """Limits that a judgement depends on, besides `memory_mb_max` and `nan`."""
 
@@ -140,6 +144,7 @@ class BuildTarget:
         num_threads: the deciding thread count; `further_threads` are the others.
         toolchain: of the workers of the class.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
+        is_best: whether the class is the best one of a worker.
     """
 
     device_class: str
@@ -147,6 +152,7 @@ class BuildTarget:
     further_threads: tuple[int, ...] = ()
     toolchain: Mapping[str, Any]
     samples: str | None
+    is_best: bool = True
 
 
 def build_key(
@@ -175,6 +181,8 @@ def build_key(
         parts["reset"] = entry.reset
     if recipe.by_shape:
         parts |= _points(entry)
+    if recipe.packages and not target.is_best:
+        parts[BETTER_CPU] = True
     return make_key(parts)
 
 

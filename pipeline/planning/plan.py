@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,9 @@ from pipeline.records import LABEL, ClassFacts, Outcome
 
 if TYPE_CHECKING:
     from pipeline.planning.finished_work import FinishedWork
+
+NUM_READERS = 32
+"""Items whose finished work is looked up at once: each request to a bucket takes milliseconds."""
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""
@@ -82,12 +86,20 @@ class Plan:
         unplaced: models and classes that --keep-going skips because no node serves them.
         lift_quarantine: whether items that crashed in earlier campaigns are retried.
         facts: thread count and toolchain of each class.
+        notes: lines for people: recipes that are left out, and finished artifacts that the store
+            has lost.
     """
 
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
     lift_quarantine: bool = False
     facts: Mapping[str, ClassFacts] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether earlier campaigns reached every outcome."""
+        return all(item.finished for item in self.items)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,15 +150,18 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         for name in _classes(request.device_classes or entry.device_classes, request.auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:
-                items.append(finished.applied_to(_item(request, entry, name, source, samples)))
+                items.append(_item(request, entry, name, source, samples))
             elif request.keep_going:
                 unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
             else:
                 raise problem
     digests.save()
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        known = tuple(pool.map(finished.applied_to, items))
     return Plan(
-        items=tuple(items),
+        items=known,
         unplaced=tuple(unplaced),
+        notes=(*recipes_left_out(request), *sorted(finished.repairs)),
         lift_quarantine=finished.lifted,
         facts=request.facts,
     )
@@ -236,6 +251,7 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         further_threads=tuple(further),
         toolchain=facts.toolchain,
         samples=samples,
+        is_best=facts.is_best,
     )
     requested = request.recipes or entry.recipes
     kind = device_class(name).kind

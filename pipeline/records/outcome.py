@@ -36,11 +36,13 @@ class ClassFacts:
         num_threads: CPUs of the smallest worker.
         toolchain: versions that are part of every build key.
         memory_bytes: memory for one item whose entry sets no limit; None if unknown.
+        is_best: whether it is the best class of one of them. Earlier releases did not store it.
     """
 
     num_threads: int
     toolchain: Mapping[str, Any]
     memory_bytes: int | None = None
+    is_best: bool = True
 
 
 DRIFT = "CP-DRIFT"

@@ -39,7 +39,8 @@ def report_page(store: Store, campaign: str) -> bytes:
         UsageError: the store lacks the campaign; the message lists those that it has.
     """
     history = History(store)
-    outcomes = history.outcomes(campaign)
+    record = history.record(campaign)
+    outcomes = history.outcomes(campaign, record)
     by_model: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_model.setdefault(outcome.model, []).append(outcome)
@@ -52,7 +53,7 @@ def report_page(store: Store, campaign: str) -> bytes:
     )
     page = environment.get_template("report.html").render(
         campaign=campaign,
-        facts=[*_facts(history.record(campaign), outcomes), f"store {store.uri}"],
+        facts=[*_facts(record, outcomes), f"store {store.uri}"],
         summary=summary,
         most=MAX_UNPUBLISHED,
         load=_load(summary.gains[0].model, store.uri) if summary.gains else "",

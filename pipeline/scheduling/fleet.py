@@ -91,11 +91,17 @@ class Fleet:
         return GONE_S if self.wait_s is None else self.wait_s
 
     def facts(self) -> Mapping[str, ClassFacts]:
-        """Return, for each class, its toolchain, the largest memory of an item, and the thread
-        count: the cores of its smallest node, or the count of a continued campaign.
+        """Return, for each class, its toolchain, the largest memory of an item, whether it is the
+        best one of a node, and the thread count: the cores of its smallest node, or the count of a
+        continued campaign.
         """
+        best = {name for node in self.nodes for name in node.classes if name not in node.lesser}
         return {
-            name: replace(self._facts[name], num_threads=self._num_threads(name))
+            name: replace(
+                self._facts[name],
+                num_threads=self._num_threads(name),
+                is_best=name in best,
+            )
             for name in self.classes
         }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.errors import InfrastructureError
-from freezer.hardware import PORTABLE, auto_classes, available_cpus, detect
+from freezer.hardware import PORTABLE, auto_classes, available_cpus, detect, lesser_classes
 from pipeline.catalog import Entry
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.records import ClassFacts
@@ -274,8 +274,8 @@ def facts_here(
     wanted = {PORTABLE, *requested} - {"auto"}
     if "auto" in requested:
         wanted.update(auto_classes(served))
-    on_cpu = probe(PORTABLE, num_cpus)
-    facts = dict.fromkeys(sorted(wanted), on_cpu)
+    on_cpu, lesser = probe(PORTABLE, num_cpus), lesser_classes(served)
+    facts = {name: replace(on_cpu, is_best=name not in lesser) for name in sorted(wanted)}
     for name in facts:
         if name not in served:
             counts = [count for entry in entries for count in entry.threads]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures import retry_rank
-from pipeline.planning import Item, Unplaced
+from pipeline.planning import BETTER_CPU, Item, Unplaced
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.worker import BuildResult, JudgeResult
 
@@ -17,11 +17,18 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
     """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
     others = [_report(build) for recipe, build in builds.items() if recipe not in judged]
+    refused = [name for name, build in builds.items() if BETTER_CPU in item.builds[name].parts]
+    reason = result.reason
+    if refused:
+        reason += (
+            f"; {', '.join(refused)}: left out, since no node has {item.device_class} as its best"
+            " class; the same command tries them once one joins"
+        )
     architectures = [build.architecture for build in builds.values() if build.architecture]
     return replace(
         _undecided(item, builds),
         verdict=result.verdict,
-        reason=result.reason,
+        reason=reason,
         recipe=result.recipe,
         failure=result.failure,
         figures=result.figures,

@@ -20,9 +20,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from freezer.freezing.recipes import needs_torch_alone
 from freezer.hardware import device_class
 from pipeline.cluster import Node
-from pipeline.planning import Demand, Item
+from pipeline.planning import BETTER_CPU, Demand, Item
 from pipeline.scheduling.item_state import ItemState
 
 JUDGE_BATCH = 16
@@ -77,6 +78,16 @@ class Task:
     def least_cpus(self) -> int:
         """CPUs that the task needs."""
         return 1 if self.recipe else self.judge_cpus
+
+    @property
+    def needs_best(self) -> bool:
+        """Whether its class must be the best one of its node: engines cannot be limited to a
+        lesser one, and the plan has found such a node.
+        """
+        builds = self.item.builds
+        recipes = (self.recipe,) if self.recipe else self.progress.state.built
+        engines = [recipe for recipe in recipes if not needs_torch_alone(recipe)]
+        return any(BETTER_CPU not in builds[recipe].parts for recipe in engines)
 
     @property
     def avoid(self) -> Collection[str]:
@@ -229,9 +240,14 @@ class Queue:
         """Return the number of tasks of a class."""
         return len(self._lines[name])
 
-    def num_for(self, node: Node) -> int:
-        """Return the number of tasks of the classes that a node serves."""
-        return sum(map(self.num_of, node.classes))
+    def num_for(self, node: Node, nodes: Collection[Node]) -> int:
+        """Return the number of tasks of the classes of which a node may take one now."""
+        num_tasks = 0
+        for name in node.classes:
+            first = islice(self._lines[name], LOOK_AHEAD)
+            if any(fits(task, node, nodes) for task in first):
+                num_tasks += self.num_of(name)
+        return num_tasks
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> Task | None:
         """Remove and return the next task for a node; None if none fits.
@@ -263,7 +279,7 @@ class Queue:
         attempts = state.attempts_of(task.recipe)
         alike: list[Task] = []
         for build in islice(line, 2 * LOOK_AHEAD):
-            is_alike = build.progress is task.progress
+            is_alike = build.progress is task.progress and build.needs_best == task.needs_best
             if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:
                 alike.append(build)
         self.remove(alike)
@@ -306,9 +322,13 @@ def _memory(node: Node) -> float:
 
 
 def serves(task: Task, node: Node) -> bool:
-    """Whether a node serves the class of a task, and has the cores and the GPU that it needs."""
+    """Whether a node serves the class of a task, and has the cores, the GPU and the CPU that it
+    needs.
+    """
     has_gpu = node.num_gpus > 0 or not takes_gpu(task.device_class)
-    return task.device_class in node.classes and node.num_cpus >= task.least_cpus and has_gpu
+    if task.device_class not in node.classes or node.num_cpus < task.least_cpus or not has_gpu:
+        return False
+    return task.device_class not in node.lesser or not task.needs_best
 
 
 def memory_to_reserve(demand: Demand, node: Node) -> int | None:

@@ -83,8 +83,8 @@ class Scheduler:
     def next_judges(self, may_start: MayStart) -> Iterator[tuple[Slot, Task]]:
         """Yield the judges to start now, each with its slot, and begin and end turns."""
         for slot in self._slots.values():
-            num_judges = self._judges.num_for(slot.node)
-            num_builds = self._builds.num_for(slot.node)
+            num_judges = self._judges.num_for(slot.node, self._fleet.nodes)
+            num_builds = self._builds.num_for(slot.node, self._fleet.nodes)
             others = self.turns.others
             if ends_turn(
                 slot,
@@ -127,7 +127,7 @@ class Scheduler:
         building = [slot for slot in slots if not self.turns.claimed(slot.node.node_id)]
         while building:
             for slot in sorted(building, key=lambda slot: slot.builds / slot.node.num_cpus):
-                num_waiting = self._builds.num_for(slot.node)
+                num_waiting = self._builds.num_for(slot.node, self._fleet.nodes)
                 task = None
                 if slot.has_room(num_waiting, num_cpus):
                     task = self._builds.take(slot, self._fleet.nodes)
@@ -230,7 +230,8 @@ def _larger(ask: Ask, task: Task) -> Ask:
 
 
 def _without_node(task: Task, waited_s: float) -> Failure:
-    served = f"{task.device_class} with {task.least_cpus} CPUs"
+    best = " as its best class" if task.needs_best else ""
+    served = f"{task.device_class}{best} with {task.least_cpus} CPUs"
     message = f"no node serves {served}, for {waited_s:.0f} s; start one, and run again"
     return Failure(
         kind="infrastructure",

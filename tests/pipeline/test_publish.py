@@ -14,7 +14,7 @@ from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger, ledger_folder, read_rows
-from pipeline.planning import Item, Plan, auto_classes_of
+from pipeline.planning import Item, Plan
 from pipeline.publish import Publisher
 from pipeline.records import Failure, Outcome
 from tests.conftest import Frozen
@@ -154,27 +154,6 @@ def test_damaged_previous_artifact_does_not_stop_a_campaign(site: Site) -> None:
     again = site.plan(limits=REGATED)
     unstable, published = site.publish(again, "unstable", "published", again=True)
     assert (unstable.reason, published.version) == ("because", 2)
-
-
-@pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
-def test_campaign_without_a_new_version_keeps_a_rollback(site: Site, verdict: str) -> None:
-    """The outcome that was published stays that of version 2, which has its artifact, and version 1
-    serves.
-    """
-    site.publish_first()
-    site.publish(site.plan(limits=REGATED), "published", "published", again=True)
-    rolled_back = site.store.roll_back("mlp", 1)
-    here = site.plan(limits=replace(REGATED, speedup_min=9)).items[0]
-    anywhere = site.plan(limits=REGATED).items[1]
-    assert anywhere.finished is not None
-    publisher = Publisher(Plan(items=(here, anywhere)), site.store, site.ledger)
-    publisher.add(here, site.outcome(here, verdict))
-    kept, carried = publisher.add(anywhere, anywhere.finished)
-    assert site.store.version("mlp") == rolled_back
-    assert site.store.versions("mlp") == [1, 2]
-    assert carried.version == 2
-    assert carried.artifact == site.store.version("mlp:2").images["portable"].digest
-    assert str(kept.reason).endswith(f"; version 1 still serves {HERE}")
 
 
 def test_latest_has_one_source(site: Site) -> None:
@@ -322,17 +301,26 @@ def test_explain_names_what_changed(site: Site) -> None:
     assert other.why.endswith(" source.args.hidden")
 
 
-def test_outcome_without_its_version_is_not_finished(site: Site) -> None:
+@pytest.mark.parametrize("lost", ["model", "index", "image", "payload"])
+def test_what_the_store_lost_is_made_again(site: Site, lost: str) -> None:
     site.publish_first()
-    shutil.rmtree(site.store.root / "mlp")
-    assert {item.why for item in site.plan().items} == {"version 1 is gone from the store"}
-
-
-def test_auto_is_the_best_level_of_each_node() -> None:
-    nodes = [
-        ("cpu-x86-64-v3", "portable"),
-        ("cpu-x86-64-v3", "cpu-x86-64-v4", "portable"),
-        ("portable",),
-    ]
-    assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
-    assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}
+    folder = site.store.root / "mlp"
+    payload = site.artifacts[HERE].manifest.contents[0].digest
+    digests = {
+        "index": site.store.layout("mlp").tags()["1"].digest,
+        "image": site.images[HERE],
+        "payload": payload,
+    }
+    if lost in digests:
+        blob_of(folder, digests[lost]).unlink()
+    else:
+        shutil.rmtree(folder)
+    again = site.plan()
+    made = [item.device_class for item in again.items if item.finished is None]
+    assert made == ([HERE] if lost in ("image", "payload") else [HERE, "portable"])
+    assert [note.partition(":")[0] for note in again.notes] == [f"mlp {name}" for name in made]
+    publisher = Publisher(again, site.store, site.ledger)
+    for item in again.items:
+        publisher.add(item, item.finished or site.outcome(item, "published"))
+    assert site.plan().is_finished
+    assert blob_of(folder, payload).is_file()

@@ -120,18 +120,21 @@ def test_store_serves_the_published_model(
         torch.testing.assert_close(model(x), good().eval()(x))
 
 
-@pytest.mark.slow
-def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None:
-    folder, _ = campaign
-    before = Store.open(str(folder / "store")).version("good")
-    done = run(drive(folder, "another"), folder)
-    items = outcomes(folder).items()
-    cached = {model: outcome["cached"] for (model, at), outcome in items if at == PORTABLE}
-    # A failure of the model is kept until its key changes; one of the circumstances is retried.
-    assert cached == {"good": True, "drifting": True, "raises": True, "hangs": False}
-    assert " built good" not in done.stdout
-    assert "unchanged: published" in done.stdout
-    assert Store.open(str(folder / "store")).version("good") == before
+def test_ray_starts_only_for_work(tmp_path: Path) -> None:
+    write_catalog(tmp_path, ONE_MODEL)
+
+    def starts_ray() -> bool:
+        done = run([*drive(tmp_path), PORTABLE], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return "starting Ray" in done.stdout
+
+    assert starts_ray()
+    assert not starts_ray()
+    store = Store.open(str(tmp_path / "store"))
+    payload = store.manifest(store.version("good"), PORTABLE).payloads[0]
+    store.file(store.version("good"), payload).unlink()
+    assert starts_ray()
+    assert store.file(store.version("good"), payload).is_file()
 
 
 @pytest.mark.slow

@@ -116,7 +116,12 @@ def kept_eager(model: str, device_class: str = CLASSES[0], *, key: str = "1") ->
 
 
 def write_campaign(
-    store: Store, name: str, outcomes: Sequence[Outcome], *, started: float = 1_790_000_000.0
+    store: Store,
+    name: str,
+    outcomes: Sequence[Outcome],
+    *,
+    started: float = 1_790_000_000.0,
+    interrupted: bool = False,
 ) -> None:
     """Append the outcomes and the record of a campaign that has ended to the store's ledger."""
     with Ledger(store, name) as ledger:
@@ -140,4 +145,6 @@ def write_campaign(
             members=members_of(outcomes),
             facts={CLASSES[0]: ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})},
         )
-        ledger.append("campaign", name, model="", device_class="", data=record.to_json())
+        record = replace(record, interrupted=interrupted)
+        for kind in ("campaign", "pass") if record.is_pass else ("campaign",):
+            ledger.append(kind, name, model="", device_class="", data=record.to_json())

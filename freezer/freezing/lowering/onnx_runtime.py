@@ -43,8 +43,9 @@ def build(
 
     Raises:
         BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
-            converted, such as one with over 2 GB of weights.
+            the class is not that of this machine (codes CP-DEVICE-CLASS and
+            CP-BETTER-CPU), or the program cannot be converted, such as one with over 2 GB of
+            weights.
     """
     check_stateless(captured, "onnxruntime")
     missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]

@@ -70,8 +70,8 @@ def build(
 
     Raises:
         BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
-            converted.
+            the class is not that of this machine (codes CP-DEVICE-CLASS and
+            CP-BETTER-CPU), or the program cannot be converted.
     """
     check_stateless(captured, "openvino")
     with build_errors("openvino"), torch.no_grad():

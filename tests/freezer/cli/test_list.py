@@ -99,14 +99,21 @@ def test_a_damaged_model_hides_no_other(
     assert LONG in err
 
 
-def test_rollback_names_what_serves_now(
+def test_rollbacks_restore_whole_states(
     coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
     store = fill(str(tmp_path / "store"), artifacts)
-    code, out, _ = coldpress("rollback", "tiny:2", "--store", store.root)
-    assert (code, store.version("tiny")) == (0, store.version("tiny:2"))
-    assert f"it has no artifact for {V4}" in out
-    assert coldpress("rollback", "tiny:1", "--store", store.root)[0] == 0
-    assert store.version("tiny").number == 1
-    assert coldpress("rollback", "tiny", "--store", store.root)[0] == 2
-    assert coldpress("rollback", "tiny:9", "--store", store.root)[0] == 1
+    whole, first = store.version("tiny"), store.version("tiny:1")
+    undo = ("tiny", "--undo")
+    for arguments, code, expected in (
+        (undo, 2, whole),
+        (("tiny:1",), 0, first),
+        (("tiny:2",), 0, whole),
+        (("tiny:1",), 0, first),
+        (("tiny",), 2, first),
+        (("tiny:2", "--undo"), 2, first),
+        (undo, 0, whole),
+        (undo, 2, whole),
+    ):
+        assert coldpress("rollback", *arguments, "--store", store.root)[0] == code, arguments
+        assert store.version("tiny") == expected

@@ -18,6 +18,7 @@ from freezer.hardware import (
     describe_host,
     detect,
     device_class,
+    lesser_classes,
 )
 from tests.support import hosts
 
@@ -132,6 +133,8 @@ def test_auto_selects_level_gpus_and_portable() -> None:
     )
     assert auto_classes(("portable",)) == ("portable",)
     assert best_level(("portable",)) is None
+    assert lesser_classes(("cpu-zen4", V4, V3, "cuda-sm90", "portable")) == {V3}
+    assert lesser_classes((V3, "portable")) == set()
     assert auto_classes(("cpu-neoverse-v1", "cpu-aarch64", "portable")) == (
         "cpu-neoverse-v1",
         "portable",

@@ -102,6 +102,22 @@ def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
     assert (again.why, again.finished is None) == ("unchanged", False)
 
 
+def test_engine_is_tried_once_its_own_cpu_joins(store: Store, ledger: Ledger) -> None:
+    model = campaigns.entry("m", store.root.parent)
+    model = replace(model, recipes=(ONE, "onnxruntime"))
+
+    def planned(is_best: bool) -> Plan:
+        facts = replace(campaigns.FACTS, is_best=is_best)
+        plan = campaigns.plan_of([model], store, ledger, facts=facts)
+        return replace(plan, items=plan.items[:1])
+
+    ends = [built(ONE), built("onnxruntime", "build", "CP-BETTER-CPU"), judged()]
+    outcome, _, _ = start(store, ledger, ends, planned(False))
+    assert f"onnxruntime: left out, since no node has {HERE}" in str(outcome.reason)
+    assert planned(False).is_finished
+    assert not planned(True).is_finished
+
+
 def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
     first_start(store, ledger, "timeout")
     for _ in range(MOST_STARTS - 1):
@@ -136,27 +152,6 @@ def test_failed_revalidation_keeps_the_previous_result(
     in_store(store, plan_of(store, ledger).items[0], OTHER)
     _, cluster, _ = start(store, ledger, [judged()], plan_of(store, ledger))
     assert cluster.started == [f"judge m {HERE}"]
-
-
-def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
-    item = first_start(store, ledger, "timeout")
-    ledger.append(
-        "build",
-        item.builds[OTHER].digest,
-        model="m",
-        device_class=HERE,
-        data={"recipe": OTHER, "failure": None, "wall_s": 1.0},
-    )
-    in_store(store, item, OTHER)
-    plan = plan_of(store, ledger)
-    assert (
-        f"m {HERE}: keep {ONE}, {OTHER}; judge ({OTHER} was built since, and never judged)"
-        in explained(plan, store, ledger)
-    )
-    outcome, cluster, _ = start(store, ledger, [judged("rejected")], plan)
-    assert cluster.started == [f"judge m {HERE}"]
-    assert (outcome.verdict, outcome.cached) == ("rejected", False)
-    assert plan_of(store, ledger).items[0].why == "unchanged"
 
 
 def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledger) -> None:

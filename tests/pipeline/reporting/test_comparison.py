@@ -88,10 +88,19 @@ def test_compare_exits_with_regressions(store: Store) -> None:
     )
 
 
-def test_compare_with_unknown_campaign(store: Store) -> None:
-    run = CliRunner().invoke(results.compare_app, ["monday", "sunday", "--store", store.uri])
-    assert run.exit_code == 2
-    assert "it has: monday, friday" in run.stderr
+def test_compare_takes_the_last_finished_passes(store: Store) -> None:
+    write_campaign(store, "monday", [], interrupted=True)
+    write_campaign(store, "stopped", [OLD], interrupted=True)
+    write_campaign(store, "empty", [])
+
+    def code(*campaigns: str) -> int:
+        return CliRunner().invoke(results.compare_app, [*campaigns, "--store", store.uri]).exit_code
+
+    assert code("monday", "friday") == 1
+    assert code("friday", "monday") == 0
+    for name in ("stopped", "empty", "sunday"):
+        assert code(name, "friday") == 2
+        assert code("friday", name) == 2
 
 
 def test_history_marks_regressions(store: Store) -> None:
@@ -106,9 +115,3 @@ def test_history_marks_regressions(store: Store) -> None:
     assert (
         max(map(len, run.stdout.splitlines()[:-1])) <= 80
     )  # the sentence is wrapped by the terminal
-
-
-def test_history_of_unknown_model(store: Store) -> None:
-    run = CliRunner().invoke(results.history_app, ["mm", "--store", store.uri])
-    assert run.exit_code == 2
-    assert "it has models: m, ok" in run.stderr

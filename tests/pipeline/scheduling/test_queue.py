@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from pipeline.cluster import Node
 from pipeline.planning import Demand
+from pipeline.planning.keys import make_key
 from pipeline.scheduling.queue import (
     JUDGE_BATCH,
     LOOK_AHEAD,
@@ -18,6 +20,7 @@ from pipeline.scheduling.queue import (
     ends_turn,
     fits,
 )
+from pipeline.worker import BuildResult
 from tests.support.one_node import waiting
 
 V3 = "cpu-x86-64-v3"
@@ -65,6 +68,30 @@ def test_node_takes_rare_classes_first() -> None:
     assert taken(queue_of(waiting(ANY), waiting(V3), waiting(V4)), Slot(node=SMALL)) == [V3, ANY], (
         "v4 is beyond it"
     )
+
+
+def build(recipe: str, **parts: bool) -> Task:
+    """A build for V3 with a key of these parts."""
+    task = waiting(V3, recipe=recipe)
+    item = replace(task.item, builds={recipe: make_key(parts)})
+    task.progress.state = replace(task.progress.state, item=item)
+    return task
+
+
+def test_engines_run_on_the_cpu_of_their_class() -> None:
+    better = replace(BIG, lesser=frozenset((V3,)))
+    nodes = (better, SMALL)
+    engine, other = build("onnxruntime"), build("inductor-frozen")
+    queue = queue_of(engine, other)
+    assert (queue.num_for(better, nodes), queue.num_for(SMALL, nodes)) == (2, 2)
+    assert queue.take(Slot(node=better), nodes) is other
+    assert (queue.num_for(better, nodes), queue.num_for(SMALL, nodes)) == (0, 1)
+    judge = Task(progress=engine.progress, recipe=None)
+    built = {"onnxruntime": BuildResult(key="", recipe="onnxruntime")}
+    judge.progress.state = replace(judge.progress.state, results=built)
+    assert [node for node in nodes if fits(judge, node, nodes)] == [SMALL]
+    refused = build("openvino", better_cpu=True)
+    assert fits(refused, better, (better,)), "the plan has found no other node"
 
 
 def test_large_tasks_do_not_block_small_ones() -> None:

@@ -213,37 +213,6 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
 # Several campaigns
 
 
-def test_replay_all_never_moves_an_alias_back(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
-) -> None:
-    run_judged(empty, DOWN, "one", artifacts)
-    changed = {**artifacts, "portable": stricter(artifacts["portable"])}
-    run_judged(empty, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
-    run_judged(empty, DOWN, "three", changed, limits=Limits(error_ratio_max=2.5))
-    done = replayed(empty, uri, "--all")
-    assert (done.exit_code, done.stdout.splitlines()) == (
-        0,
-        [
-            "campaign one: MLflow shows 6 outcomes",
-            "campaign two: MLflow shows 6 outcomes",
-            "campaign three: MLflow shows 6 outcomes",
-        ],
-    )
-    assert summary_of(uri, "three") == [(*row[:3], True) for row in ALL]
-    before = shown(uri)
-    newest = {
-        name: before["versions"][name, version]["coldpress.version"]
-        for name in MODELS
-        if name != "gone"
-        for version in before["aliases"][name].values()
-    }
-    assert newest == {"first": "2", "kept": "2"}
-    assert replayed(empty, uri, "one").stdout == "campaign one: MLflow shows 6 outcomes\n"
-    assert shown(uri) == before
-    assert replayed(empty, uri, "--all").exit_code == 0
-    assert shown(uri) == before
-
-
 def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
     run_judged(empty, DOWN, "one", artifacts)
     before = empty.version("first").images["portable"].digest
