@@ -16,8 +16,6 @@ from freezer.hardware import (
     best_level,
     can_run,
     describe_host,
-    detect,
-    device_class,
 )
 from tests.support import hosts
 
@@ -55,12 +53,6 @@ def test_features_are_those_of_the_microarchitecture(found: DeviceClass) -> None
     assert found.vendor in (None, target.vendor)
 
 
-def test_better_classes_have_all_lesser_features() -> None:
-    for lesser, better in product(DEVICE_CLASSES.values(), DEVICE_CLASSES.values()):
-        if can_run(lesser.name, better.name) and lesser.kind == better.kind == "cpu":
-            assert lesser.features <= better.features
-
-
 @pytest.mark.parametrize(
     ("environ", "classes"),
     [
@@ -82,15 +74,6 @@ def test_environment_limits_remove_classes(
     assert machine.hardware == V4
     for name in {V3, V4} - set(classes):
         assert machine.why_not[name].endswith("limits this process")
-
-
-@pytest.mark.parametrize("name", [V3, V4])
-def test_limits_of_a_class_select_it(name: str) -> None:
-    if name not in detect({}).classes:
-        pytest.skip(f"this machine does not run {name}")
-    machine = detect(device_class(name).limits)
-    assert best_level(machine.classes) == name
-    assert machine.layouts == device_class(name).layouts
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.errors import StoreUnreachableError
 from freezer.store import Store
 from pipeline.ledger import Draft, Ledger
 from pipeline.ledger.ledger import MERGE_AT
@@ -48,19 +48,6 @@ def test_rows_are_read_by_the_next_driver(store: Store) -> None:
         assert nearest is not None
         assert nearest.key == "k1"
         assert ledger.nearest("outcome", "m", "cpu-x86-64-v4") is None
-
-
-def test_campaign_has_one_driver(store: Store) -> None:
-    with Ledger(store, "one"):
-        with (
-            pytest.raises(InfrastructureError, match="'one' is being run by another driver"),
-            Ledger(store, "one"),
-        ):
-            pass
-        with Ledger(store, "two") as other:
-            add(other, "k")
-    with Ledger(store, "one") as again:
-        assert again.find("build", "k") is not None
 
 
 def test_parts_are_merged(store: Store) -> None:
