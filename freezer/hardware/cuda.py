@@ -64,14 +64,9 @@ def cuda_needs(made_for: DeviceClass, runtime: str | None) -> CudaNeeds | None:
     return CudaNeeds(
         capability=f"{made_for.capability // 10}.{made_for.capability % 10}",
         runtime=runtime,
-        driver=least_driver(runtime),
+        driver=_LEAST_DRIVER.get(cuda_version(runtime)[0]) if runtime else None,
         host=made_for.host,
     )
-
-
-def least_driver(runtime: str | None) -> str | None:
-    """The oldest driver for programs of a CUDA version; None if unknown."""
-    return _LEAST_DRIVER.get(cuda_version(runtime)[0]) if runtime else None
 
 
 def cuda_version(text: str | None) -> tuple[int, ...]:

@@ -220,12 +220,6 @@ def gpu_versions(device: torch.device) -> dict[str, str | None]:
     return versions
 
 
-def nvml_uuid(device: torch.device) -> str:
-    """UUID of a GPU in NVML."""
-    properties = torch.cuda.get_device_properties(device)
-    return f"GPU-{properties.uuid}"
-
-
 _OF_SPEED = re.compile(
     r"(?:OMP|KMP|GOMP|MKL|ONEDNN|DNNL|ATEN|MALLOC|TORCH_MKLDNN)_\w+|LD_PRELOAD|GLIBC_TUNABLES|"
     r"THP_MEM_ALLOC_ENABLE|TORCH_LINEAR_FLATTEN_3D|PYTORCH_TENSOREXPR_\w+|"

@@ -225,14 +225,13 @@ class FrozenModel(OpenModel):
             if self._on_cpu:
                 outputs = self._leaves(opened, tensors)
                 if self._own:
-                    outputs = [self._given_away(output) for output in outputs]
+                    outputs = [
+                        output.clone() if address_of(output) in self._own else output
+                        for output in outputs
+                    ]
                 return self._rebuild(outputs)
             with current(self.device), full_on_gpu():
                 return self._rebuild(self._leaves(opened, tensors))
-
-    def _given_away(self, output: Tensor) -> Tensor:
-        """The output, or a copy if it is the payload's own tensor."""
-        return output.clone() if address_of(output) in self._own else output
 
     def _leaves(
         self,
@@ -244,9 +243,9 @@ class FrozenModel(OpenModel):
             outputs: Sequence[Tensor] = opened.run(*tensors)
             return outputs
         # A native payload is called like the source model.
-        leaves: dict[str, Tensor] = {}
-        for spec, tensor in zip(self._binding.tensors, tensors, strict=True):
-            leaves[spec.name] = tensor
+        leaves = {
+            spec.name: tensor for spec, tensor in zip(self._binding.tensors, tensors, strict=True)
+        }
         values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
         if self.inputs.style == "positional":
             result = opened.run(*values.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -56,28 +55,17 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def memory_of(tensor: Tensor) -> memoryview:
-    """Buffer over the bytes of `bytes_of`. Unlike `Tensor.numpy`, it leaves the storage
-    resizable.
-    """
-    return np.from_dlpack(tensor).data
-
-
 def same_bytes(
     first: object,
     second: object,
 ) -> bool:
     """Whether two values have the same tensors, bit for bit."""
-    first_parts = dense_parts(first)
-    second_parts = dense_parts(second)
-    if len(first_parts) != len(second_parts):
-        return False
-    for one, other in zip(first_parts, second_parts, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if not torch.equal(bytes_of(one), bytes_of(other)):
-            return False
-    return True
+    parts, others = dense_parts(first), dense_parts(second)
+    return len(parts) == len(others) and all(
+        (one.shape, one.dtype) == (other.shape, other.dtype)
+        and torch.equal(bytes_of(one), bytes_of(other))
+        for one, other in zip(parts, others, strict=True)
+    )
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int] | None:
@@ -99,12 +87,7 @@ def address_of(tensor: Tensor) -> int | None:
 
 def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
     """Addresses of the tensors that have storage."""
-    addresses: set[int] = set()
-    for tensor in tensors:
-        storage = storage_of(tensor)
-        if storage is not None:
-            addresses.add(storage[0])
-    return addresses
+    return {storage[0] for storage in map(storage_of, tensors) if storage is not None}
 
 
 def identity_of(tensor: Tensor) -> object:
@@ -132,10 +115,8 @@ def named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
 def program_tensors(program: torch.nn.Module | torch.export.ExportedProgram) -> list[Tensor]:
     """Parameters and buffers of a module; for an ExportedProgram also its lifted constants."""
     if isinstance(program, torch.nn.Module):
-        named = named_tensors(program)
-        return [tensor for _, tensor in named]
-    values = [*program.state_dict.values()]
-    values += program.constants.values()
+        return [tensor for _, tensor in named_tensors(program)]
+    values = (*program.state_dict.values(), *program.constants.values())
     return [value for value in values if isinstance(value, Tensor)]
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from freezer.hardware import NvmlError, num_other_processes, opened
-from freezer.runtime.devices import current, nvml_uuid
+from freezer.runtime.devices import current
 from freezer.spec import SamplingPolicy
 
 ONE_THREAD = 0.05
@@ -182,7 +182,8 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]
         stack.enter_context(current(device))
         with contextlib.suppress(NvmlError):
             stack.enter_context(opened())
-            count_others = partial(num_other_processes, nvml_uuid(device))
+            uuid = torch.cuda.get_device_properties(device).uuid
+            count_others = partial(num_other_processes, f"GPU-{uuid}")
         new_event = partial(torch.cuda.Event, enable_timing=True)
         yield GpuMeter(policy, new_event, count_others)
 

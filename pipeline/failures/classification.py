@@ -93,23 +93,12 @@ def classify(error: BaseException) -> Failure:
                 message=message,
             )
     code = error.code if isinstance(error, ColdpressError) else ColdpressError.code
+    kind = "spec" if isinstance(error, UsageError) else "error"
     if isinstance(error, FreezeError):
-        return Failure(
-            kind=error.kind,
-            code=code,
-            message=message,
-        )
-    if isinstance(error, InfrastructureError | StoreError):
-        return Failure(
-            kind="infrastructure",
-            code=code,
-            message=message,
-        )
-    return Failure(
-        kind="spec" if isinstance(error, UsageError) else "error",
-        code=code,
-        message=message,
-    )
+        kind = error.kind
+    elif isinstance(error, InfrastructureError | StoreError):
+        kind = "infrastructure"
+    return Failure(kind=kind, code=code, message=message)
 
 
 def _message(error: BaseException) -> str:

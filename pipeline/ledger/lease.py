@@ -112,7 +112,9 @@ def campaign_lock(
             holder = living_holder(path, notify)
             if holder is not None:
                 raise _running(campaign, folder, holder)
-            lease = _written_lease(path, campaign)
+            dead = read_holder(path)
+            lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
+            lease.write()
             if remote is not None:
                 time.sleep(SETTLE_S)  # any other driver that saw no lease has written by now
                 holder = read_holder(path)
@@ -134,13 +136,6 @@ def _is_locked(lock: IO[bytes]) -> bool:
     except OSError:
         return False
     return False
-
-
-def _written_lease(path: Path | LeaseObject, campaign: str) -> Lease:
-    dead = read_holder(path)
-    lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
-    lease.write()
-    return lease
 
 
 def _running(campaign: str, folder: Path, holder: Holder | None) -> InfrastructureError:

@@ -94,7 +94,9 @@ def run_child(
         die_with(supervisor)
         _redirect(output)
         _bound(data_bytes)
-        _own_temporary(scratch)
+        for name, folder in TEMPORARY.items():
+            os.environ[name] = str(scratch / folder)
+        tempfile.tempdir = None  # it was cached before the fork
         for message in _messages(payload):
             if os.getpid() == child:  # not in a fork by the user's code
                 os.write(result, pickle.dumps(message))
@@ -140,12 +142,6 @@ def _bound(data_bytes: int | None) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = data_bytes if hard == resource.RLIM_INFINITY else min(hard, data_bytes)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _own_temporary(scratch: Path) -> None:
-    for name, folder in TEMPORARY.items():
-        os.environ[name] = str(scratch / folder)
-    tempfile.tempdir = None  # it was cached before the fork
 
 
 def _messages(payload: bytes) -> Iterator[_Part | End]:

@@ -208,7 +208,9 @@ class _ChildWatch:
         stopped = self._until_the_end()
         wall_s = time.monotonic() - started
         if stopped == "timeout":
-            self._print_traceback()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
+            time.sleep(TRACE_WAIT_S)
         self._take(kill_descendants())
         if self._is_too_long():
             stopped = stopped or "output"
@@ -257,8 +259,3 @@ class _ChildWatch:
     def _take(self, ended: dict[int, int]) -> None:
         if self._child in ended:
             self._status = ended[self._child]
-
-    def _print_traceback(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
-        time.sleep(TRACE_WAIT_S)

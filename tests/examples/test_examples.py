@@ -9,10 +9,6 @@ import torch
 
 import examples.models
 from examples.models import (
-    DIGITS_SAMPLES,
-    DIGITS_TEST,
-    DIGITS_WEIGHTS,
-    VAD,
     digits,
     digits_accuracy,
 )
@@ -39,22 +35,6 @@ def catalog(files: list[Path]) -> Catalog:
 @pytest.fixture(scope="module")
 def subjects(catalog: Catalog) -> dict[str, Subject]:
     return {entry.name: load_subject(entry) for entry in catalog.entries}
-
-
-def test_prepare_makes_only_missing_files(
-    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert files == [DIGITS_WEIGHTS, DIGITS_SAMPLES, DIGITS_TEST, VAD]
-    before = {path: path.stat().st_mtime_ns for path in files}
-    assert prepare() == files
-    assert {path: path.stat().st_mtime_ns for path in files} == before
-    assert capsys.readouterr().out.splitlines() == [f"{path}: up to date" for path in files]
-    (tmp_path / DIGITS_WEIGHTS.name).write_bytes(b"kept")
-    made = prepare(tmp_path)
-    assert [path.name for path in made] == [path.name for path in files]
-    assert made[0].read_bytes() == b"kept"
-    assert made[1].read_bytes() == DIGITS_SAMPLES.read_bytes()
-    assert sorted(tmp_path.iterdir()) == sorted(made), "an unfinished file was left"
 
 
 def test_the_trained_digits_are_accurate(files: list[Path]) -> None:

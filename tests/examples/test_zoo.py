@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import examples.zoo
 from examples.models import digits
 from examples.prepare import prepare
 from examples.zoo import audio_codec
-from examples.zoo_files import MAX_RECORDINGS
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import KINDS
 from freezer.runtime.tensors import leaves_of
@@ -105,25 +103,6 @@ def test_every_entry_answers_generated_inputs(subject_of: SubjectOf, name: str) 
     assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), (
         "the inputs change nothing"
     )
-
-
-def test_ranges_and_dims_follow_the_models(subject_of: SubjectOf) -> None:
-    def ranges(name: str) -> dict[str, Any]:
-        return {
-            item.name: item.range for item in subject_of(name).spec.tensors if item.dtype == "int64"
-        }
-
-    sizes = (1000, 5000, 200, 20000, 300, 8000)
-    assert ranges("recommender") == {
-        f"ids.{index}": (0, size - 1) for index, size in enumerate(sizes)
-    }
-    assert ranges("ranker") == {"features.history": (0, 4999), "features.candidates": (0, 4999)}
-    assert ranges("llama")["input_ids"] == (0, 7999)
-    assert ranges("codec-decoder") == {"codes": (0, 1023)}
-    assert {item.shape[-1] for item in subject_of("bert").spec.tensors} == {"length"}
-    assert {item.shape[0] for item in subject_of("recommender").spec.tensors} == {"batch"}
-    (batch,) = subject_of("speaker-embedder").spec.dims
-    assert (batch.min, batch.max) == (1, MAX_RECORDINGS)
 
 
 def test_methods_and_versions_name_the_right_model(subject_of: SubjectOf) -> None:

@@ -25,7 +25,7 @@ from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision
 from freezer.serving.images import Image
 from freezer.serving.process import LoadOptions
-from freezer.serving.selection import Selection, failure, select_image
+from freezer.serving.selection import Selection, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.support.gpu_models import settings_on_gpu
@@ -203,13 +203,3 @@ def test_select_records_every_refusal_and_takes_the_next() -> None:
     ampere = x86("haswell", INTEL, gpus=(A100,))
     alone = selected(CudaHere(why_not="no GPU"), ampere, strict=True, device_class="cuda-sm80")
     assert "cuda-sm80: no_cuda: got no GPU" in str(alone.error("mlp"))
-
-
-def test_select_continues_after_a_failed_open() -> None:
-    first = selected(CudaHere(devices=(("cuda:0", 90),), runtime="12.8", driver="570.1"))
-    assert first.chosen is not None
-    assert first.chosen.device_class == "cuda-sm90"
-    second = first.after(failure("cuda-sm90", RuntimeError("no kernel image")))
-    assert second.chosen is not None
-    assert (second.chosen.device_class, second.refused[0].reason) == ("portable", "does_not_open")
-    assert second.after(failure("portable", RuntimeError())).chosen is None

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import output
-from tests.support.manifests import check_manifest, manifests
 from tests.support.raylets import ROOT
 
 INFRA = ROOT / "infra"
@@ -45,11 +44,3 @@ def test_systemd_accepts_every_unit(unit: str, tmp_path: Path) -> None:
 def test_compose_file_follows_its_schema() -> None:
     schema = ("--builtin-schema", "vendor.compose-spec")
     output(OWN / "check-jsonschema", *schema, INFRA / "mlflow" / "compose.yaml")
-
-
-@pytest.mark.parametrize("name", ["mlflow", "serving"])
-def test_manifests_follow_their_schemas(name: str) -> None:
-    documents = manifests(INFRA / name / "kubernetes.yaml")
-    assert documents
-    for document in documents:
-        check_manifest(document)

@@ -10,14 +10,11 @@ class DictBoard:
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
-        self.num_read = self.num_written = 0
 
     def read(self) -> Mapping[str, str]:
-        self.num_read += 1
         return dict(self.rows)
 
     def write(self, key: str, value: str) -> None:
-        self.num_written += 1
         self.rows[key] = value
 
     def erase(self, key: str) -> None:

@@ -87,7 +87,10 @@ class ShapeBuild:
                     break  # another graph would be compiled with the same flags
             else:
                 tried.append({**row, "outcome": "captured and lowered"})
-                return [_with_peak(one, memory.bytes) for one in made]
+                return [
+                    replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes))
+                    for one in made
+                ]
         raise _no_way(errors, unfit)
 
     def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[Made]:
@@ -156,10 +159,6 @@ class ShapeBuild:
         file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-
-
-def _with_peak(made: Made, memory_bytes: int | None) -> Made:
-    return replace(made, report=replace(made.report, memory_peak_bytes=memory_bytes))
 
 
 def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeError:

@@ -13,7 +13,6 @@ import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ from freezer.freezing.capture.equivalence import Original, check_answers
 from freezer.freezing.capture.export import export_flat
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
 from freezer.freezing.diagnostics import quiet, root_cause, sentence
-from freezer.freezing.models import Subject, flat_forward, module_of
+from freezer.freezing.models import flat_forward, module_of
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
@@ -134,19 +133,14 @@ def _converted(original: Original) -> torch.export.ExportedProgram:
             # not a public interface: a release may lack it
             from torch._export.converter import TS2EPConverter
 
-            source = flat_forward(_reloaded(subject), subject.spec)
+            # a copy through a file shares no graph with the source, unlike a deep copy: the
+            # converter writes into graphs
+            file = io.BytesIO()
+            torch.jit.save(subject.fresh(), file)
+            file.seek(0)
+            source = flat_forward(torch.jit.load(file).eval(), subject.spec)
             return TS2EPConverter(source, example, {}).convert()
     except Exception as error:
         raise CaptureError(
             f"PyTorch's converter: {sentence(root_cause(error), 'export')}"
         ) from error
-
-
-def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
-    """A copy whose graph is not shared with the source, unlike a deep copy's: the converter writes
-    into graphs.
-    """
-    file = io.BytesIO()
-    torch.jit.save(subject.fresh(), file)
-    file.seek(0)
-    return cast(torch.jit.ScriptModule, torch.jit.load(file).eval())

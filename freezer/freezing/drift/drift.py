@@ -144,7 +144,11 @@ class _Output:
             )
             for sums in parts:
                 sums.native += noise_rmse**2 * sums.num_elements
-            if self._gate.float64 and any(map(_is_doubtful, parts)):
+            # eager may have no correct digits in a part, alone or pooled
+            if self._gate.float64 and any(
+                sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms
+                for sums in parts
+            ):
                 against = distances(
                     e,
                     c,
@@ -302,11 +306,6 @@ def _digits_problem(error: OutputError, against: Sums | None) -> str | None:
         return None
     apart = openvino_problem(against, error.dtype, against.rms)
     return apart and f"eager has no correct digits here, and the distance from eager: {apart}"
-
-
-def _is_doubtful(sums: Sums) -> bool:
-    """Whether eager may have no correct digits in a part, alone or pooled."""
-    return sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms
 
 
 def _strides_problem(e: Tensor, c: Tensor) -> str | None:

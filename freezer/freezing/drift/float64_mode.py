@@ -80,7 +80,11 @@ class Widening(TorchDispatchMode):
             operands, functions = pytree.tree_map(self._within, (list(args), named))
             return func(*operands, **functions)
         schema = func._schema
-        written = {argument.name for argument in schema.arguments if _is_written(argument)}
+        written = {
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
         aliases = any(result.alias_info is not None for result in schema.returns)
         aliases &= schema.name not in _FRESH
         if aliases and not written:
@@ -154,7 +158,3 @@ def widening(mode: Widening | None) -> Iterator[None]:
 def _dtypes(values: Any) -> set[torch.dtype]:
     """The dtypes of all tensors among values."""
     return {value.dtype for value in pytree.tree_leaves(values) if isinstance(value, Tensor)}
-
-
-def _is_written(argument: torch.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write

@@ -98,7 +98,9 @@ def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | Non
     """
     orders: list[list[int] | None] = []
     for value in values_named(program, program.graph_signature.user_outputs):
-        strides = [_in_example(stride) for stride in value.stride()]
+        strides = [  # in the example of the export; None where they depend on values
+            stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()
+        ]
         single: list[int] = []  # their strides are arbitrary
         others: list[int] = []
         for dim, size in enumerate(value.shape):
@@ -109,11 +111,6 @@ def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | Non
             ordered = sorted(others, key=lambda dim: (-strides[dim], dim))
         orders.append(None if ordered == others else [*single, *ordered])
     return orders
-
-
-def _in_example(size: int | torch.SymInt) -> Any:
-    """A size in the example that a program was exported with; None if it depends on values."""
-    return size if isinstance(size, int) else size.node.hint
 
 
 def values_named(program: torch.export.ExportedProgram, names: Sequence[object]) -> list[Any]:

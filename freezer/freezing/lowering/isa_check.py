@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
@@ -129,7 +129,7 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
                     continue
             with tempfile.TemporaryDirectory(dir=folder) as unpacked:
                 counts, examples = families_of(Path(archive.extract(item, unpacked)))
-            leaks = outside(counts, device_class)
+            leaks = sorted(set(counts) - host_class(device_class).features)
             if leaks:
                 found = "; ".join(f"{leak}: {examples[leak]} ({counts[leak]})" for leak in leaks)
                 raise LeakError(
@@ -149,11 +149,6 @@ def host_class(device_class: DeviceClass) -> DeviceClass:
     return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
-def outside(families: Iterable[str], device_class: DeviceClass) -> list[str]:
-    """The families that CPUs of the class may lack."""
-    return sorted(set(families) - host_class(device_class).features)
-
-
 def families_of(library: Path) -> tuple[Counter[str], dict[str, str]]:
     """The instruction families in the executable sections of a library or object; none for GPU
     code.
@@ -168,14 +163,10 @@ def families_of(library: Path) -> tuple[Counter[str], dict[str, str]]:
     examples: dict[str, str] = {}
     with library.open("rb") as file:
         machine = int.from_bytes(file.read(20)[18:], "little")
-    family_of: Callable[[str, str], str | None]
     if machine in _GPU_MACHINES:
         return counts, examples
-    if machine == _X86_MACHINE:
-        family_of = x86_family
-    elif machine == _A64_MACHINE:
-        family_of = a64_family
-    else:
+    family_of = {_X86_MACHINE: x86_family, _A64_MACHINE: a64_family}.get(machine)
+    if family_of is None:
         raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {machine}")
     syntax = ("-M", "intel") if machine == _X86_MACHINE else ()
     for symbol, code, text in _disassembled(library, *syntax):

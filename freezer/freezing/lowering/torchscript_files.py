@@ -145,7 +145,8 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
     kept: list[KeptTensor] = []
     for name, tensor in tensors.items():
         if _has(after, name):
-            reason = "requested" if _requested(name, captured.preserve) else "a call changes it"
+            is_requested = any(f"{name}.".startswith(f"{each}.") for each in captured.preserve)
+            reason = "requested" if is_requested else "a call changes it"
             kept.append(KeptTensor(name=captured.source_name(name), reason=reason))
         else:
             constants[name] = tensor
@@ -159,7 +160,3 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
         constants=tuple(map(captured.source_name, constants)),
         kept=tuple(kept),
     )
-
-
-def _requested(name: str, preserve: Sequence[str]) -> bool:
-    return any(f"{name}.".startswith(f"{requested}.") for requested in preserve)

@@ -9,6 +9,7 @@ import inspect
 import traceback
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit._script import RecursiveScriptModule
@@ -21,7 +22,6 @@ from freezer.runtime.tensors import (
     addresses_of,
     bytes_of,
     dense_parts,
-    memory_of,
     program_tensors,
     tensors_bytes,
 )
@@ -151,7 +151,8 @@ def weights_digest(model: nn.Module) -> str:
         for tensor in dense_parts(value):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
             if tensor.numel():
-                digest.update(memory_of(bytes_of(tensor)))
+                # unlike `Tensor.numpy`, this leaves the storage resizable
+                digest.update(np.from_dlpack(bytes_of(tensor)).data)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -110,7 +110,7 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     user_inputs = program.graph_signature.user_inputs
     for (keys, example), name in zip(leaves, user_inputs, strict=False):
         if isinstance(example, Tensor):
-            path = ".".join(map(_part, keys))
+            path = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
             axes[path] = {}
             for axis, symbol in enumerate(values[str(name)].shape):
                 dim = _dim(program.range_constraints, known, symbol, axis, example.shape[axis])
@@ -118,12 +118,6 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
                     axes[path][axis] = dim
     spec, _ = example_spec(given, axes)
     return spec
-
-
-def _part(key: pytree.KeyEntry) -> str:
-    """The part of an input's path for a key of a dict, or an index."""
-    index = getattr(key, "idx", key)
-    return str(getattr(key, "key", index))
 
 
 def _dim(

@@ -14,15 +14,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import torch
 
 from freezer.errors import IntegrityError, SourceError
 from freezer.files import fetch, identity, is_url
-from freezer.freezing.models import load_source
-from freezer.freezing.sources import fetched, parse_source
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.buckets import overwrite
-from tests.support.models import mlp
 from tests.support.raylets import ROOT
 
 CONTENT = b"the bytes of a model" * 1000
@@ -208,14 +203,3 @@ def test_fetch_from_s3(tmp_path: Path, bucket: str, s3_address: str) -> None:
         fetch(f"{bucket}/none.pt", tmp_path / "fetched")
     with pytest.raises(IntegrityError):
         fetch(url, tmp_path / "fetched", sha256="0" * 64)
-
-
-def test_a_source_may_be_a_url(tmp_path: Path, https: str) -> None:
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(mlp()), str(tmp_path / "served" / "mlp.jit"))
-    source = parse_source(f"torchscript:{https}/mlp.jit", folder=tmp_path)
-    assert source.location == f"{https}/mlp.jit"
-    local = fetched(source, tmp_path / "fetched")
-    assert str(local) == f"torchscript:{https}/mlp.jit"
-    x = torch.ones(2, 4)
-    assert torch.equal(load_source(local)(x), mlp()(x))

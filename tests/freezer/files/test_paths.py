@@ -19,7 +19,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
-    (tmp_path / "dangling").symlink_to("nothing")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path
@@ -28,11 +27,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("check", "path"),
     [
-        *((check_folder, path) for path in ("new", "deep/er/new", "../empty", "../full/new")),
-        *(
-            (check_file, path)
-            for path in ("new.json", "deep/er/new.json", "../full/mine", "../full/new.json")
-        ),
+        (check_folder, "deep/er/new"),
+        (check_folder, "../empty"),
+        (check_file, "deep/er/new.json"),
+        (check_file, "../full/mine"),
     ],
 )
 def test_writable_places_are_accepted(
@@ -48,15 +46,12 @@ def test_writable_places_are_accepted(
     [
         (check_folder, ".", r"^--out \. is not empty or the working directory; name a new folder"),
         (check_folder, "../here", "the working directory"),
-        (check_folder, "..", r"^--out \.\. is not empty"),
-        (check_folder, "../full", r"^--out \.\./full is not empty"),
         (
             check_folder,
             "../full/mine",
             r"^--out \.\./full/mine is a file or a link; name a new folder",
         ),
         (check_folder, "../link", "is a file or a link"),
-        (check_folder, "../dangling", "is a file or a link"),
         (
             check_folder,
             "../full/mine/new",

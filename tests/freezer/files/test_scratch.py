@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import zipfile
@@ -20,8 +19,6 @@ from freezer.files import scratch_folder, scratch_place
 from freezer.runtime.loaders import open_inductor
 from freezer.runtime.native.payload import TABLE
 from tests.conftest import Frozen
-from tests.support.commands import finished
-from tests.support.raylets import ROOT
 from tests.support.steps import HERE, random_inputs
 
 MOUNT = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
@@ -35,13 +32,6 @@ folder, threads = sys.argv[1], int(sys.argv[2])
 model = freezer.load(folder, threads=threads)
 ladder = freezer.verify(folder, threads=threads).ladder
 print(model.manifest.device_class, len(model.ladder), ladder)
-"""
-
-VERIFY = """
-import sys
-from freezer.cli import main
-sys.argv = ["coldpress", "verify", sys.argv[1], "--threads", sys.argv[2]]
-main()
 """
 
 
@@ -79,17 +69,6 @@ def test_code_is_loaded_from_the_cache_if_need_be(
     assert done.stdout == f"{HERE} 0 ()\n", done.stderr
     assert (cache / "coldpress" / "tmp").exists() == (options == "noexec"), (
         "tempfile passes over read-only folders"
-    )
-
-
-def test_a_folder_without_execution_is_named(inductor: Frozen, tmp_path: Path) -> None:
-    place = tmp_path / "mounted"
-    done = run_mounted("noexec", place, VERIFY, inductor, COLDPRESS_TMPDIR=str(place))
-    assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1]
-        == f"CP-TEMPORARY: no temporary folder allows code to be loaded from its files: {place}:"
-        " mounted with noexec; set COLDPRESS_TMPDIR to a folder that does"
     )
 
 
@@ -175,33 +154,3 @@ def test_unpacked_packages_are_removed(
     del run
     gc.collect()
     assert list(place.iterdir()) == []
-
-
-KILLED = """
-import os, signal, sys
-from unittest import mock
-from freezer.cli.app import main
-def die(*arguments, **named):
-    os.kill(os.getpid(), signal.SIGKILL)
-place, *sys.argv[1:] = sys.argv[1:]
-with mock.patch(place, die):
-    main()
-"""
-"""Runs a command that is killed when it calls a function."""
-
-
-def test_a_killed_freeze_leaves_nothing(tmp_path: Path) -> None:
-    """The next freeze removes its candidates, and its unfinished artifact beside `--out`."""
-    place, out = tmp_path / "place", tmp_path / "results" / "out"
-    place.mkdir()
-    env = {**os.environ, "TMPDIR": str(place), "COLDPRESS_TMPDIR": ""}
-    freeze = ["freeze", "python:tests.support.models:mlp", "--device-class", "portable"]
-    freeze += ["--inputs", '[{"shape": [2, 4]}]', "--threads", "1", "--out", str(out)]
-    at = "freezer.freezing.packaging.writer.write_artifact"
-    killed = finished(sys.executable, "-c", KILLED, at, *freeze, env=env, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert list(place.rglob("*.pt2"))
-    done = finished(sys.executable, "-m", "freezer.cli", *freeze, env=env, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert list(place.iterdir()) == []
-    assert {path.name for path in out.parent.iterdir()} <= {"out", "out.evidence"}

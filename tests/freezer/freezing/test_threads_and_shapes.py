@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,21 +17,13 @@ import freezer
 from freezer.artifact import Artifact
 from freezer.cli.app import app
 from freezer.errors import IncompatibleError, UsageError
-from freezer.freezing.judging import judge
 from freezer.freezing.target import target_here
 from freezer.serving.canary import run_canary
-from freezer.spec import Dim
 from tests.conftest import Several
-from tests.support.models import mlp
 from tests.support.steps import (
-    BATCH,
     HERE,
-    candidate_of,
     copy_of,
-    judgement_of,
     random_inputs,
-    session_of,
-    subject_of,
 )
 
 SUFFIXES = {2: "", 1: "-threads1"}
@@ -57,43 +48,6 @@ def test_thread_counts_are_checked() -> None:
     for counts in ((), (0,), (2, 1, 2)):
         with pytest.raises(UsageError, match=r"expected one or more of at least 1, without"):
             target_here(HERE, counts)
-
-
-def test_every_point_has_an_input_set() -> None:
-    axes = {"x": {0: Dim(name="batch", min=1, max=64)}}
-    plain = subject_of(mlp(), {"x": random_inputs(2, 4)}, axes)
-    assert plain.points == ({"batch": 1},)
-    every = [{"batch": size} for size in (1, 2, 3, 5, 64)]
-    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, axes, points=every)
-    assert subject.points == tuple(every)
-    assert {item.point["batch"] for item in subject.sets} > {1, 2, 3, 5, 64}
-    assert len(plain.sets) < len(subject.sets)
-
-
-def test_wrong_payload_for_another_count_is_rejected(tmp_path: Path) -> None:
-    """A payload of a model with another bias replaces the one of a further thread count."""
-    other = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
-    right = candidate_of(other, "torchscript-frozen", tmp_path / "right")
-    changed = mlp()
-    changed.last.bias.data += 1.0  # type: ignore[operator,union-attr]
-    wrong = candidate_of(
-        subject_of(changed, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}),
-        "torchscript-frozen",
-        tmp_path / "wrong",
-    )
-    (right.folder / "payloads" / "wrong.pt").write_bytes(
-        (wrong.folder / wrong.payloads[0].path).read_bytes()
-    )
-    (payload,) = right.payloads
-    payloads = (
-        replace(payload, num_threads=THREADS),
-        replace(payload, path="payloads/wrong.pt", num_threads=THREADS + 1),
-    )
-    found = judgement_of(other, [replace(right, payloads=payloads)])
-    assert found.verdict == "published", "the other count is not requested"
-    session = session_of(other, target_here(HERE, (THREADS, THREADS + 1)))
-    found = judge(session, [replace(right, payloads=payloads)])
-    assert found.verdict == "rejected"
 
 
 @pytest.mark.slow

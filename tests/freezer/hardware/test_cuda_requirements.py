@@ -9,7 +9,6 @@ import pytest
 
 from freezer.artifact import Manifest, Needs, Payload, PayloadKind
 from freezer.hardware import DEVICE_CLASSES, CudaHere, cuda_needs, describe_host
-from freezer.hardware.cuda import least_driver
 from freezer.serving.compatibility import refusal_of, unserved_gpus
 from tests.support.hosts import A100, H100, HASWELL, INTEL, serving_on, x86
 from tests.support.steps import manifest_of
@@ -28,11 +27,6 @@ def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
     )
     needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
-
-
-def test_an_unknown_runtime_needs_no_driver() -> None:
-    found = [least_driver(runtime) for runtime in ("13.0", "99.1", None)]
-    assert found == ["580.65.06", None, None]
 
 
 @pytest.mark.parametrize(

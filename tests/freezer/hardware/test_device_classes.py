@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import archspec.cpu
 import pytest
@@ -14,31 +13,13 @@ from freezer.hardware import (
     Host,
     auto_classes,
     best_level,
-    can_run,
     describe_host,
-    detect,
-    device_class,
     lesser_classes,
 )
 from tests.support import hosts
 
 V3 = "cpu-x86-64-v3"
 V4 = "cpu-x86-64-v4"
-
-
-def test_the_order_follows_archspec() -> None:
-    known = {name: found.archspec for name, found in DEVICE_CLASSES.items() if found.archspec}
-    assert set(DEVICE_CLASSES) - set(known) == {
-        "portable",
-        "cpu-cooperlake",
-        *(name for name in DEVICE_CLASSES if name.startswith("cuda-")),
-    }
-    for a, b in product(known, known):
-        assert can_run(a, b) == (
-            archspec.cpu.TARGETS[known[a]] <= archspec.cpu.TARGETS[known[b]]
-        ), (a, b)
-    assert all(can_run("portable", name) for name in DEVICE_CLASSES)
-    assert not can_run("cuda-sm80", "cuda-sm90"), "a CUDA class runs on exactly its capability"
 
 
 @pytest.mark.parametrize(
@@ -54,12 +35,6 @@ def test_features_are_those_of_the_microarchitecture(found: DeviceClass) -> None
     }  # architecture's own; new in archspec
     assert found.features - target.features == unlisted.get(found.name, set())
     assert found.vendor in (None, target.vendor)
-
-
-def test_better_classes_have_all_lesser_features() -> None:
-    for lesser, better in product(DEVICE_CLASSES.values(), DEVICE_CLASSES.values()):
-        if can_run(lesser.name, better.name) and lesser.kind == better.kind == "cpu":
-            assert lesser.features <= better.features
 
 
 @pytest.mark.parametrize(
@@ -83,15 +58,6 @@ def test_environment_limits_remove_classes(
     assert machine.hardware == V4
     for name in {V3, V4} - set(classes):
         assert machine.why_not[name].endswith("limits this process")
-
-
-@pytest.mark.parametrize("name", [V3, V4])
-def test_limits_of_a_class_select_it(name: str) -> None:
-    if name not in detect({}).classes:
-        pytest.skip(f"this machine does not run {name}")
-    machine = detect(device_class(name).limits)
-    assert best_level(machine.classes) == name
-    assert machine.layouts == device_class(name).layouts
 
 
 @pytest.mark.parametrize(

@@ -159,19 +159,6 @@ HOSTS = [value for value in vars(hosts).values() if isinstance(value, Host)]
 
 
 @pytest.mark.parametrize(
-    "host", HOSTS, ids=[name for name, value in vars(hosts).items() if isinstance(value, Host)]
-)
-def test_classes_are_complete_and_best_first(host: Host) -> None:
-    classes = describe_host(host, {}).classes
-    for name in classes:
-        assert {other for other in DEVICE_CLASSES if can_run(other, name)} <= set(classes)
-    for place, name in enumerate(classes):
-        assert not any(can_run(name, other) for other in classes[place + 1 :]), (
-            "the more special come first"
-        )
-
-
-@pytest.mark.parametrize(
     "name", [name for name, found in DEVICE_CLASSES.items() if found.kind == "cpu" and found.limits]
 )
 def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 import freezer
 from freezer.artifact import Payload
 from freezer.errors import ContractError
-from freezer.runtime.contract import NamedOutput, OpenPayload
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
@@ -151,16 +151,3 @@ def test_calls_use_the_payloads_thread_count() -> None:
     with pytest.raises(RuntimeError, match="payload"):
         model(X, Y)
     assert torch.get_num_threads() == before
-
-
-def test_results_have_the_sources_structure(echo: FrozenModel) -> None:
-    assert type(echo(X, Y)) is dict
-    assert [spec.name for spec in echo.outputs] == ["x", "y"]
-    structure, leaves = flatten(NamedOutput(x=X, y=Y))
-    named = FrozenModel(
-        spec=SPEC,
-        outputs=output_specs(structure, leaves),
-        structure=structure,
-        payloads=[OpenPayload(payload=payload_for(), run=lambda x, y: [x, y])],
-    )(X, Y)
-    assert named.x is named["x"] is named[0]

@@ -5,18 +5,15 @@ older one.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-import freezer
 from freezer.artifact import Artifact
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.packages import install_command
-from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.serving.compatibility import refusal_of
 from freezer.serving.load import process_here
 from freezer.serving.process import LoadOptions
@@ -92,26 +89,6 @@ def test_fresh_process_answers_alike(artifact: Artifact, tmp_path: Path) -> None
     with torch.no_grad():
         expected = convnet()(IMAGE)
     torch.testing.assert_close(torch.load(tmp_path / "answer.pt"), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_sixteen_threads_call_at_once(artifact: Artifact) -> None:
-    model, reference = freezer.load(artifact.folder), convnet()
-
-    def wrong(seed: int) -> float:
-        image = random_inputs(1 + seed % 4, 3, 8, 8, seed=seed)
-        with torch.no_grad():
-            expected = reference(image)
-        return max(float((model(image)[name] - expected[name]).abs().max()) for name in expected)
-
-    with ThreadPoolExecutor(16) as pool:
-        assert max(pool.map(wrong, range(200))) < 1e-5
-
-
-def test_damaged_file_is_refused(artifact: Artifact, tmp_path: Path) -> None:
-    path = tmp_path / "all.onnx"
-    path.write_bytes((artifact.folder / artifact.manifest.payloads[0].path).read_bytes()[:100])
-    with pytest.raises(RuntimeError, match="does not open it"):
-        open_onnxruntime(path, {})
 
 
 def test_missing_package_names_the_command(artifact: Artifact) -> None:

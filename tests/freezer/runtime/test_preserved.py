@@ -28,7 +28,7 @@ from tests.support.models_state import Constant, Number, Versioned
 from tests.support.steps import random_inputs
 
 X = random_inputs(2, 3, 8, 8)
-KINDS = ("torchscript-exact", "torchscript-frozen", "torchscript-optimized", "portable")
+KINDS = ("torchscript-optimized", "portable")
 NAMES = (
     "version",
     "title",
@@ -105,7 +105,7 @@ def source_of(model: type[nn.Module]) -> Any:
 
 def near(kind: str, got: Tensor, expected: Tensor) -> None:
     """Exact, unless batch norms were folded or oneDNN's layouts taken."""
-    if kind in ("torchscript-exact", "portable"):
+    if kind == "portable":
         assert torch.equal(got, expected)
     else:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

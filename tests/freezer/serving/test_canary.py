@@ -53,20 +53,15 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 
     )
 
 
-@pytest.mark.parametrize("which", ["portable", "scripted", "inductor"])
-def test_the_canary_passes_where_it_was_made(which: str, request: pytest.FixtureRequest) -> None:
-    frozen: Frozen = request.getfixturevalue(which)
-    artifact = frozen.artifact
-    model = open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
-    figures = run_canary(artifact, model)
-    assert [figure.set_index for figure in figures] == list(range(len(artifact.manifest.golden)))
-    assert all(figure.problem is None for figure in figures)
-    assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
-
-
 @pytest.mark.parametrize(
     ("factor", "change", "passes"),
-    [(1 + 2e-6, 0.0, True), (1 + 1e-3, 0.0, False), (1.0, 1e-3, False)],
+    [
+        (1 + 2e-6, 0.0, True),
+        (1 + 1e-3, 0.0, False),
+        (1.0, 1e-3, False),
+        (1.0, float("nan"), False),
+        (1.0, float("inf"), False),
+    ],
 )
 def test_only_small_differences_pass(
     portable: Frozen, factor: float, change: float, passes: bool
@@ -93,12 +88,6 @@ def test_small_parts_are_compared(tmp_path: Path) -> None:
     run_canary(result.artifact, answering(result.artifact))
     with pytest.raises(CanaryError):
         run_canary(result.artifact, answering(result.artifact, change=0.1))
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
-    with pytest.raises(CanaryError):
-        run_canary(portable.artifact, answering(portable.artifact, change=wrong))
 
 
 @pytest.mark.parametrize(

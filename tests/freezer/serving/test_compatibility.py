@@ -19,8 +19,6 @@ ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)
 AVX2_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 AVX512 = describe_host(hosts.SKYLAKE_SERVER, {})
 AVX512_LIMITED = describe_host(hosts.SKYLAKE_SERVER, AVX2_LIMIT)
-AVX2 = describe_host(hosts.HASWELL, {})
-OLD = describe_host(hosts.IVY_BRIDGE, {})
 GPU = describe_host(hosts.x86("skylake_avx512", hosts.INTEL, gpus=(hosts.H100,)), {})
 
 
@@ -29,12 +27,7 @@ GPU = describe_host(hosts.x86("skylake_avx512", hosts.INTEL, gpus=(hosts.H100,))
     [
         (AVX512, ALL, [V4, V3, "portable"]),
         (AVX512_LIMITED, ALL, [V3, "portable"]),
-        (AVX2, ALL, [V3, "portable"]),
-        (OLD, ALL, ["portable"]),
         (GPU, ALL, ["cuda-sm90", V4, V3, "portable"]),
-        (AVX512, (V3,), [V3]),
-        (AVX2, (V4,), []),
-        (AVX2, (), []),
         (AVX512, ("portable", "cpu-of-tomorrow", V4), [V4, "portable"]),
     ],
 )
@@ -102,8 +95,6 @@ def test_payloads_for_more_threads_are_refused(
     ("kind", "torch_version", "canary", "reason"),
     [
         ("inductor", "2.10.1", True, "torch_too_old"),
-        ("inductor", "1.13", True, "torch_too_old"),
-        ("inductor", "2.11.0+cpu", True, None),
         ("inductor", "2.13.0a0+git1", True, None),
         ("inductor", "3.0", True, None),
         ("inductor", "2.11.3", False, None),

@@ -48,13 +48,11 @@ def manifest_here(store: Store) -> Manifest:
     return store.manifest(store.version("mlp"), HERE)
 
 
-def packed(
-    artifact: Artifact, folder: Path, device_class: str, num_threads: int = THREADS
-) -> Artifact:
+def packed(artifact: Artifact, folder: Path, device_class: str) -> Artifact:
     """A copy whose manifest says that its payloads were packed for a class and a thread count."""
     copied = copy_of(artifact, folder)
     payloads = tuple(
-        replace(payload, num_threads=num_threads, layouts=None)
+        replace(payload, num_threads=THREADS, layouts=None)
         for payload in artifact.manifest.payloads
     )
     return rewritten(copied, device_class=device_class, payloads=payloads)
@@ -217,30 +215,6 @@ def test_the_fallback_serves_without_the_engine(
         HERE,
         ["runtime_missing"],
     )
-
-
-def test_payloads_for_more_threads_are_refused(
-    scripted: Frozen, portable: Frozen, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = packed(scripted.artifact, tmp_path / "other", HERE, num_threads=THREADS + 1)
-    store = store_of(
-        tmp_path,
-        {
-            HERE: timed(other, 1.61),
-            "portable": timed(copy_of(portable.artifact, tmp_path / "p"), 0.63),
-        },
-    )
-    model = freezer.load("mlp", store=str(store.root))
-    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [
-        (HERE, "threads_mismatch")
-    ]
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "2.6 times as long (0.63 instead of 1.61 times as fast" in record.getMessage()
-    asked = freezer.load("mlp", store=str(store.root), threads=THREADS + 1)
-    assert asked.ladder == ()
-    torch.testing.assert_close(asked(X), mlp()(X))
-    assert torch.get_num_threads() == THREADS
 
 
 # Limits of the instruction set

@@ -9,7 +9,7 @@ import pytest
 
 from freezer.codec import decode, encode
 from freezer.errors import SpecError
-from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec, declared_spec
+from freezer.spec import Dim, InputSpec, TensorSpec, declared_spec
 
 FULL: dict[str, Any] = {
     "ids": {"shape": ["batch", "length"], "dtype": "int64", "range": [0, 99]},
@@ -128,11 +128,3 @@ def test_dims_of_multiples() -> None:
         "width": {"min": 4, "max": 44, "multiple_of": 4},
     }
     assert decode(InputSpec, data, origin="here") == spec
-
-
-def test_constants_keep_their_type() -> None:
-    for value in (True, 1, 1.5, "text", None):
-        spec = InputSpec(inputs=(ConstantSpec(name="c", value=value),))
-        read = decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here")
-        assert type(read.constants["c"]) is type(value)
-        assert read == spec

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from freezer.errors import ContractError, SpecError
 from freezer.freezing.models.samples import match_samples
 from freezer.runtime.tensor_files import read_inputs, read_samples
-from freezer.spec import DTYPES, InputSpec, TensorSpec, declared_spec, match_headers, read_header
-from tests.support.steps import python
+from freezer.spec import DTYPES, declared_spec, match_headers, read_header
 
 SPEC = declared_spec(
     {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},
@@ -162,24 +161,3 @@ def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 def test_headers_and_samples_match_the_spec(sets: Any) -> None:
     rejected(match_headers, headers_of(sets), SPEC)
     rejected(match_samples, sets, SPEC)
-
-
-def test_match_headers_returns_points() -> None:
-    sets = [*given(), *given(x=torch.zeros(9, 4), ids=torch.zeros(9, dtype=torch.int64))]
-    assert match_headers(headers_of(sets), SPEC) == [{"batch": 2}, {"batch": 9}]
-    fixed = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(0, 4)),))
-    assert match_headers([{"x": ("float32", (0, 4))}], fixed) == [{}]
-    assert match_headers([{}], InputSpec(inputs=())) == [{}]
-
-
-def test_headers_are_read_without_torch(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from freezer.spec.sample_headers import match_headers, read_header
-assert "numpy" not in sys.modules
-print([read_header(Path(path)) for path in sys.argv[1:]], "torch" in sys.modules)
-"""
-    paths = [write(tmp_path / name, {"x": torch.zeros(2)}) for name in ("a.npz", "a.safetensors")]
-    header = [{"x": ("float32", (2,))}]
-    assert python(code, *paths).strip() == f"{[header, header]} False"

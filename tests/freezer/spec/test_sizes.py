@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from freezer.spec import (
     Dim,
     InputSpec,
@@ -33,16 +30,6 @@ def test_interior_points_are_odd_in_turn_and_repeatable() -> None:
     assert len(points) == 6
     assert all(size % 2 for point in points[::2] for size in point.values())
     assert any(size % 2 == 0 for point in points[1::2] for size in point.values())
-
-
-@given(
-    low=st.integers(1, 5), more=st.integers(0, 40), step=st.integers(1, 4), count=st.integers(0, 6)
-)
-def test_interior_points_are_declared_and_new(low: int, more: int, step: int, count: int) -> None:
-    spec = spec_of(n=(low * step, (low + more) * step, step))
-    points = [point["n"] for point in interior_points(spec, count)]
-    assert len({*points}) == len(points) <= count
-    assert {*points} <= {*spec.dims[0].sizes} - {point["n"] for point in spec.points()}
 
 
 def test_every_size_of_each_dim_is_tried() -> None:

@@ -25,7 +25,6 @@ from freezer.errors import (
     UsageError,
 )
 from freezer.files import buckets
-from freezer.files.scratch import PREFIX
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.verify import verify
 from freezer.store import RemoteFiles, Store, Version
@@ -198,16 +197,6 @@ def test_the_cache_may_be_deleted_during_a_load(
     assert (served(model), model.ladder, num_deleted) == (HERE, (), 4)
 
 
-def test_killed_downloads_leave_nothing(mlp: str, tmp_path: Path) -> None:
-    cache = tmp_path / "cache" / "coldpress" / "blobs" / "sha256"
-    left = cache / f"{PREFIX}killed"
-    left.mkdir(parents=True)
-    (left / "weights").touch()
-    freezer.load("mlp", store=mlp)
-    assert not left.exists()
-    assert all(path.is_file() for path in cache.iterdir())
-
-
 # What cannot be reached
 
 
@@ -223,25 +212,6 @@ def test_unreachable_stores_fail_in_bounded_time(
     with pytest.raises(StoreUnreachableError):
         freezer.load("mlp", store=bucket)
     assert time.monotonic() - started < 30
-
-
-def test_a_disconnected_store_is_unreachable(
-    mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Wire(s3_address) as wire:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
-        store = Store.open(mlp)
-        version = store.version("mlp")
-        item = store.manifest(version, HERE).files[0]
-        wire.is_cut = True
-        for read in (
-            lambda: store.version("mlp"),
-            lambda: store.pull(version, HERE, tmp_path / "pulled"),
-            lambda: store.file(version, item),
-        ):
-            with pytest.raises(StoreUnreachableError):
-                read()
-        assert not (tmp_path / "pulled").exists()
 
 
 def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:

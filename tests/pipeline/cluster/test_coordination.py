@@ -57,17 +57,6 @@ def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
     assert alive.claimed("n1"), "it was slow, not dead"
 
 
-def test_the_board_is_read_once_per_beat() -> None:
-    board = DictBoard()
-    clock = Clock()
-    turns = Turns(board, clock)
-    for _ in range(round(60 / (READ_S / 10))):
-        clock.now += READ_S / 10
-        turns.tick()
-    assert 50 <= board.num_read <= 61
-    assert 10 <= board.num_written <= 13
-
-
 def test_a_local_cluster_needs_no_board() -> None:
     turns = Turns(None)
     turns.claim("n1")

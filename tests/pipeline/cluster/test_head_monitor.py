@@ -28,17 +28,6 @@ def address_of(listening: socket.socket) -> str:
     return f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_a_head_that_listens_answers(listening: socket.socket) -> None:
-    clock = Clock()
-    head = Head(address_of(listening), clock=clock)
-    for _ in range(3):
-        clock.now += 2 * SILENCE_S  # like a driver that was suspended
-        assert head.answers()
-        head.check()
-        assert head.answers()
-        assert not head.is_silent
-
-
 def test_a_head_may_come_back_in_time(listening: socket.socket) -> None:
     clock = Clock()
     address = address_of(listening)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freezer.errors import InfrastructureError, StoreUnreachableError
+from freezer.errors import StoreUnreachableError
 from freezer.store import Store
 from pipeline.ledger import Draft, Ledger
 from pipeline.ledger.ledger import MERGE_AT
@@ -48,19 +48,6 @@ def test_rows_are_read_by_the_next_driver(store: Store) -> None:
         assert nearest is not None
         assert nearest.key == "k1"
         assert ledger.nearest("outcome", "m", "cpu-x86-64-v4") is None
-
-
-def test_campaign_has_one_driver(store: Store) -> None:
-    with Ledger(store, "one"):
-        with (
-            pytest.raises(InfrastructureError, match="'one' is being run by another driver"),
-            Ledger(store, "one"),
-        ):
-            pass
-        with Ledger(store, "two") as other:
-            add(other, "k")
-    with Ledger(store, "one") as again:
-        assert again.find("build", "k") is not None
 
 
 def test_parts_are_merged(store: Store) -> None:
@@ -215,37 +202,3 @@ def test_models_that_share_a_key_have_their_own_rows(store: Store) -> None:
         rows = [again.find("outcome", "shared", model=model) for model in ("one", "other")]
         assert [row and row.data["of"] for row in rows] == ["one", "other"]
         assert again.find("outcome", "shared", model="third") is None
-
-
-@pytest.mark.parametrize("name", ["part", "lease", "lock"])
-def test_files_that_became_fifos_are_reported(store: Store, name: str) -> None:
-    """A lease counts as damaged, and is written again."""
-    with Ledger(store, "one") as ledger:
-        add(ledger, "k")
-        (path,) = part_paths(ledger.folder)
-    files = {name: ledger.folder / f"{name}-one" for name in ("lock", "lease")}
-    files |= {"part": path, "lease": ledger.folder / "lease-one.json"}
-    files[name].unlink(missing_ok=True)
-    os.mkfifo(files[name])
-    started = subprocess.run(
-        [sys.executable, "-c", START, str(store.root)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    codes = {"part": "CP-STORE-UNREACHABLE", "lock": "CP-INTEGRITY", "lease": "1"}
-    assert started.stdout.strip() == codes[name], started.stderr
-
-
-START = """
-import sys
-from freezer.errors import ColdpressError
-from freezer.store import Store
-from pipeline.ledger import Ledger
-try:
-    with Ledger(Store.open(sys.argv[1]), "one") as ledger:
-        print(int(ledger.find("build", "k") is not None))
-except ColdpressError as error:
-    print(error.code)
-"""

@@ -19,7 +19,7 @@ from freezer.spec import Dim
 from pipeline.catalog import Catalog, Entry, read_catalog, read_registry
 from pipeline.planning import FileDigests, source_key
 from pipeline.sources import Materials
-from pipeline.sources.transfer import module_closure, ship
+from pipeline.sources.transfer import ship
 from pipeline.worker.task_child import load_subject
 from tests.support.models import mlp
 from tests.support.shown import empty_database
@@ -265,18 +265,6 @@ def project(folder: Path) -> Path:
         " return 1.0\n"
     )
     return folder
-
-
-def test_module_closure_follows_local_imports(tmp_path: Path) -> None:
-    folder = project(tmp_path)
-    found = {
-        str(path.relative_to(folder)) for path in module_closure("ship_factory", [str(folder)])
-    }
-    assert found == {
-        "ship_factory.py",
-        "late.py",
-        *(f"pkg/{name}" for name in ("__init__.py", "base.py")),
-    } | {f"pkg/deep/{name}.py" for name in ("__init__", "net", "leaf")}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
 from tests.support import faults
-from tests.support.raylets import wait_until
 
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""
@@ -274,26 +272,6 @@ def test_endless_output_is_stopped(tmp_path: Path) -> None:
     assert failure.kind == "output"
     assert (tmp_path / "log").stat().st_size == LOG_LIMIT_BYTES
     assert len(failure.log_tail) <= 20_000
-
-
-def print_then_wait(path: str) -> None:
-    print("started")
-    while not Path(path).exists():
-        time.sleep(0.05)
-
-
-def test_log_grows_while_the_child_runs(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    released = tmp_path / "released"
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        end = pool.submit(isolated, tmp_path, print_then_wait, str(released))
-        wait_until(
-            lambda: log.exists() and log.read_text() == "started\n", "the log of a running child"
-        )
-        assert not end.done()
-        released.touch()
-    assert end.result().failure is None
-    assert log.read_text() == "started\n"
 
 
 def kill_the_forkserver() -> None:

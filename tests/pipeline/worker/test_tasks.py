@@ -17,7 +17,6 @@ from freezer.artifact import Artifact, FreezingReport
 from freezer.codec import decode
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
-from freezer.store import WORK
 from pipeline.catalog import Entry
 from pipeline.records import Failure, flat_json
 from pipeline.worker import (
@@ -224,29 +223,9 @@ def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
         assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
 
 
-def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
-    (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
-    source = parse_source("torchscript:damaged.pt", folder=tmp_path)
-    common: dict[str, Any] = {
-        "device_class": HERE,
-        "num_threads": 2,
-        "store": str(tmp_path / "store"),
-    }
-    (result,) = build(
-        BuildRequest(
-            builds={"torchscript-frozen": "b"}, entry=replace(entry(), source=source), **common
-        )
-    )
-    assert result.failure is not None
-    assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
-    assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "module",
     [
-        "pipeline.run",
-        "pipeline.worker.build_task",
         "pipeline.worker.judge_task",
         "pipeline.tracking.process",
     ],

@@ -281,7 +281,10 @@ def weights_table(graph: Any) -> str:
         if name in graph.folded_constants:
             continue
         tensor = graph.get_original_value_of_constant(name)
-        packed = _description(tensor) if tensor.is_mkldnn else None
+        packed = None
+        if tensor.is_mkldnn:
+            layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
+            packed = base64.b64encode(bytes(layout.tolist())).decode()
         entry = WeightEntry(
             name=name,
             position=position,
@@ -295,11 +298,6 @@ def weights_table(graph: Any) -> str:
         entries.append(asdict(entry))
         position += -(-size // ALIGNMENT) * ALIGNMENT
     return json.dumps({"size_bytes": position, "constants": entries})
-
-
-def _description(tensor: Tensor) -> str:
-    layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
-    return base64.b64encode(bytes(layout.tolist())).decode()
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:

@@ -21,7 +21,7 @@ from freezer.freezing.models import weights_digest
 from freezer.freezing.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target import target_here
 from freezer.runtime.tensors import leaves_of
-from tests.support.models import Branching, Counter, Halving, mlp, seeded
+from tests.support.models import Branching, Counter, mlp, seeded
 from tests.support.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -45,27 +45,6 @@ def test_candidate_round_trip(tmp_path: Path) -> None:
     assert Candidate.read(tmp_path / "candidate") == candidate, (
         "fields of earlier versions are ignored"
     )
-
-
-@pytest.mark.parametrize(
-    ("model", "recipe"), [(Branching, "torchscript-frozen"), (Halving, "portable")]
-)
-def test_data_dependent_control_flow_is_scripted(
-    model: type[nn.Module], recipe: str, tmp_path: Path
-) -> None:
-    subject = subject_of(model(), {"x": X}, {"x": {0: BATCH}})
-    candidate = candidate_of(subject, recipe, tmp_path / "candidate")
-    assert candidate.capture == "script"
-    assert candidate.tried[-1] == {
-        "payload": "all",
-        "capture": "script",
-        "lowering": "torchscript",
-        "outcome": "captured and lowered",
-    }
-    served = candidate.open(subject)
-    for x in (X.abs(), -X.abs(), X * 100, random_inputs(4, 4)):
-        assert torch.equal(served(x), model()(x))
-        assert torch.equal(served(x=x), model()(x))
 
 
 @pytest.fixture

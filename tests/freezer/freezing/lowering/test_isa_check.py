@@ -23,15 +23,13 @@ from freezer.freezing.lowering.isa_check import (
     a64_family,
     check_package,
     families_of,
-    outside,
     x86_family,
 )
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, detect, device_class
-from tests.conftest import Frozen
 from tests.support.models import mlp
-from tests.support.steps import HERE, random_inputs, subject_of
+from tests.support.steps import random_inputs, subject_of
 
 AVX512, SVE, SVE2, AMX = "avx512f", "sve", "sve2", "amx_tile"
 V3, V4 = (device_class(f"cpu-x86-64-{level}") for level in ("v3", "v4"))
@@ -163,36 +161,6 @@ def test_family_of_compiled_code(name: str, by_function: Mapping[str, set[str]])
     assert by_function[name] == ({X86[name][2]} if X86[name][2] else set())
 
 
-def test_class_allows_what_its_cpus_have() -> None:
-    families = (
-        AVX512,
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-        AMX,
-        SVE,
-        SVE2,
-        NO_CLASS,
-    )
-    allowed = {
-        one.name: set(families) - set(outside(families, one))
-        for one in DEVICE_CLASSES.values()
-        if one.march
-    }
-    assert allowed == {
-        "cpu-x86-64-v3": set(),
-        "cpu-x86-64-v4": {AVX512},
-        "cpu-cascadelake": {AVX512, "avx512_vnni"},
-        "cpu-cooperlake": {AVX512, "avx512_vnni", "avx512_bf16"},
-        "cpu-zen4": {AVX512, "avx512_vnni", "avx512_bf16"},
-        "cpu-sapphirerapids": {AVX512, "avx512_vnni", "avx512_bf16", "avx512_fp16", AMX},
-        "cpu-aarch64": set(),
-        "cpu-neoverse-v1": {SVE},
-        "cpu-neoverse-v2": {SVE, SVE2},
-    }
-    assert set(outside(families, DEVICE_CLASSES["cuda-sm80"])) == set(families)
-
-
 @x86_only
 def test_data_sections_are_ignored(tmp_path: Path) -> None:
     """Bytes of an AVX-512 instruction in every data section, and a switch with a jump table."""
@@ -308,15 +276,6 @@ def built_for(target: Target, folder: Path) -> Mapping[str, int]:
     (report,) = candidate.reports.values()
     assert report.instructions_of == target.device_class.name
     return report.instructions
-
-
-@x86_only
-def test_package_for_this_machine_keeps_to_its_class(inductor: Frozen) -> None:
-    reports = inductor.artifact.manifest.freezing.reports
-    for report in reports.values():
-        assert report.instructions_of == HERE
-        assert outside(report.instructions, device_class(HERE)) == []
-        assert report.phases_s["instructions"] > 0
 
 
 @x86_only

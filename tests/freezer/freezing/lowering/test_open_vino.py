@@ -20,7 +20,6 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import device_class
-from freezer.runtime.loaders.openvino import open_openvino
 from freezer.spec import Dim
 from tests.support.models import seeded
 from tests.support.steps import (
@@ -154,15 +153,6 @@ def test_other_classes_than_the_machines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError) as caught:
         open_vino.build(captured, tmp_path / "all.ovir", target, SETTINGS)
     assert caught.value.code == "CP-DEVICE-CLASS"
-
-
-def test_damaged_file_is_refused(attention: tuple[Subject, Candidate], tmp_path: Path) -> None:
-    _, candidate = attention
-    content = (candidate.folder / candidate.payloads[0].path).read_bytes()
-    for damaged in (content[: len(content) // 2], content.replace(b"<net ", b"<not ", 1)):
-        (tmp_path / "all.ovir").write_bytes(damaged)
-        with pytest.raises(RuntimeError, match=r"all\.ovir: OpenVINO .* does not open it"):
-            open_openvino(tmp_path / "all.ovir", SETTINGS)
 
 
 SERVE = """

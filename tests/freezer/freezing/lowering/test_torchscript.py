@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact import Artifact, FreezingReport
-from freezer.errors import IncompatibleError
-from freezer.files import digest_file
 from freezer.freezing.recipes import RECIPES
 from freezer.runtime.loaders import open_torchscript, torchscript_deprecations_silenced
 from freezer.runtime.torch_settings import threads
@@ -21,9 +18,7 @@ from tests.support.models import ConvNet, TinyConv, seeded
 from tests.support.steps import (
     HERE,
     candidate_of,
-    copy_of,
     random_inputs,
-    rewritten,
     subject_of,
 )
 
@@ -68,19 +63,6 @@ def payload_of(artifact: Artifact) -> Path:
     return artifact.folder / artifact.manifest.payloads[0].path
 
 
-class OnlyEncode(nn.Module):
-    """Its file has no `forward`, which optimize_for_inference requires."""
-
-    @torch.jit.export
-    def encode(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-def write_unoptimizable(path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(OnlyEncode().eval()), str(path))
-
-
 def test_artifact_contains_the_frozen_module(optimized: Frozen) -> None:
     manifest = optimized.artifact.manifest
     assert manifest.recipe.settings == {
@@ -113,17 +95,3 @@ def test_answers_equal_the_source_with_any_thread_count(
                     model(x), optimized.model(x).detach(), rtol=1e-4, atol=1e-5
                 )
             assert torch.get_num_threads() == num_threads
-
-
-def test_load_refuses_a_payload_that_cannot_be_optimized(optimized: Frozen, tmp_path: Path) -> None:
-    copied = copy_of(optimized.artifact, tmp_path / "copy")
-    path = payload_of(copied)
-    path.unlink()
-    write_unoptimizable(path)
-    payload = replace(
-        copied.manifest.payloads[0], digest=digest_file(path), size_bytes=path.stat().st_size
-    )
-    broken = rewritten(copied, payloads=(payload,))
-    with pytest.raises(IncompatibleError, match=r"does_not_open: got .*'forward'") as caught:
-        freezer.load(broken.folder)
-    assert [refusal.reason for refusal in caught.value.ladder] == ["does_not_open"]
