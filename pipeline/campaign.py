@@ -201,27 +201,21 @@ class Campaign:
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
-        for what, state in self.executor.begun.items():
+        for what, progress in self.executor.begun.items():
+            state = progress.state
             recipes = tuple(name for name in state.item.builds if name not in state.results)
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
-        try:
-            page = report_page(self.store, self.config.campaign)
-            end = CampaignEnd(
-                exit_code=exit_code,
-                interrupted=self._interrupted,
-                finished=ended.finished,
-                page=page,
-            )
-            self.tracker.finish(ended.outcomes, end)
-        except KeyboardInterrupt:
-            self._interrupted = True
-            self._failures.append(
-                "interrupted before MLflow was up to date; the store and the ledger are complete,"
-                f" and `coldpress replay {self.config.campaign}` updates it"
-            )
+        page = report_page(self.store, self.config.campaign)
+        end = CampaignEnd(
+            exit_code=exit_code,
+            interrupted=self._interrupted,
+            finished=ended.finished,
+            page=page,
+        )
+        self.tracker.finish(ended.outcomes, end)
 
     def _record(self, record: CampaignRecord) -> None:
         self.ledger.append(
@@ -245,6 +239,8 @@ class Campaign:
             outcomes=tuple(outcomes),
             infrastructure=(*self._failures, *self.tracker.failures),
             interrupted=self._interrupted,
+            num_builds=sum(len(one.state.built) for one in self.executor.begun.values()),
+            experiment_id=self.tracker.experiment_id,
         )
 
 

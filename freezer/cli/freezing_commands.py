@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freezer.cli.arguments import ClassOption, NoiseOption, say
+from freezer.cli.arguments import ClassOption, NoiseOption, answer_signals, exiting, say
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import check_folder, scratch_folder
 from freezer.hardware import device_class
@@ -133,7 +133,9 @@ def freeze(
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
     )
-    _freeze(origin, options, spec, samples, out)
+    answer_signals("the same command starts again")
+    with exiting(interrupted=f"interrupted; {out} is not written"):
+        _freeze(origin, options, spec, samples, out)
 
 
 def _freeze(
