@@ -43,7 +43,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.peers
 
 ui: setup
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+	@$(BIN)/python -c "from pipeline.tracking.connection import connect; from pipeline.tracking.projection import gains_link, open_experiment; \
+		uri = 'sqlite:///mlflow.db'; print(gains_link('http://127.0.0.1:5000', open_experiment(connect(uri), uri)))"
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --port 5000 --workers 1
 
 clean:
-	rm -rf .venv store mlflow.db mlartifacts mlruns pulled examples/data .bench
+	rm -rf .venv store mlflow.db mlartifacts mlruns pulled examples/data .bench report-*.html

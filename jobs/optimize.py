@@ -5,19 +5,17 @@ Exit codes and the JSON: see docs/guides/run-a-fleet.md.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from freezer.cli import NoiseOption, StoreOption, exiting, say, say_error
+from freezer.cli import NoiseOption, StoreOption, answer_signals, exiting, say, say_error
 from freezer.errors import (
     INFRASTRUCTURE,
     INTERRUPTED,
@@ -200,7 +198,7 @@ def main(
         policy=SamplingPolicy(accept_noise=accept_noise),
         wait_s=WAIT_S if wait_for_nodes else None,
     )
-    signal.signal(signal.SIGTERM, interrupt)
+    answer_signals("the same command continues")
     if check:
         _check(config)
         return
@@ -240,7 +238,7 @@ def _run(
     console = _console()
     with metered(display_for(console, verbose=verbose), config.campaign, metrics) as display:
         report = run(config, display)
-    print_report(report, console, config.store)
+    print_report(report, console, config.store, config.tracking_uri)
     if json is not None:
         report.write_json(json)
     return report.exit_code
@@ -309,11 +307,6 @@ def campaign_name(catalog: str) -> str:
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
     return Path(catalog).stem.lower()
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM like Ctrl-C."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -38,11 +38,17 @@ _COLUMNS = (
 def report(
     campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
     store: StoreOption = "./store",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write. Default: report-CAMPAIGN.html; let git ignore report-*.html."
+        ),
+    ] = None,
 ) -> None:
     """Write the report of a campaign: one HTML file that needs no network."""
     from pipeline.reporting import report_page
 
+    out = out or Path(f"report-{campaign}.html")
     check_file(out, "--out")
     page = report_page(Store.open(store), campaign)
     try:
@@ -50,7 +56,7 @@ def report(
         write_whole(out, page)
     except OSError as error:
         raise InfrastructureError(f"--out {out} cannot be written: {error}") from error
-    say(f"wrote {out} ({len(page) / 1e3:.0f} kB)")
+    say(f"wrote {out.absolute()} ({len(page) / 1e3:.0f} kB)")
 
 
 @compare_app.command()

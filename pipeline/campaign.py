@@ -28,7 +28,7 @@ from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
 from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
-from pipeline.scheduling import Executor
+from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
     ArtifactMode,
     CampaignEnd,
@@ -212,27 +212,26 @@ class Campaign:
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
-        for what, state in self.executor.begun.items() if self.executor else ():
+        for what, state in self._begun().items():
             recipes = tuple(name for name in state.item.builds if name not in state.results)
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
+    def _begun(self) -> dict[str, ItemState]:
+        """The states of the items that had to be done, by label."""
+        if self.executor is None:
+            return {}
+        return {what: progress.state for what, progress in self.executor.begun.items()}
+
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
-        try:
-            page = report_page(self.store, self.config.campaign)
-            end = CampaignEnd(
-                exit_code=exit_code,
-                interrupted=self._interrupted,
-                finished=ended.finished,
-                page=page,
-            )
-            self.tracker.finish(ended.outcomes, end)
-        except KeyboardInterrupt:
-            self._interrupted = True
-            self._failures.append(
-                "interrupted before MLflow was up to date; the store and the ledger are complete,"
-                f" and `coldpress replay {self.config.campaign}` updates it"
-            )
+        page = report_page(self.store, self.config.campaign)
+        end = CampaignEnd(
+            exit_code=exit_code,
+            interrupted=self._interrupted,
+            finished=ended.finished,
+            page=page,
+        )
+        self.tracker.finish(ended.outcomes, end)
 
     def _record(self, record: CampaignRecord) -> None:
         kinds: tuple[RowKind, ...] = ("campaign", "pass") if record.is_pass else ("campaign",)
@@ -258,6 +257,8 @@ class Campaign:
             outcomes=tuple(outcomes),
             infrastructure=(*self._failures, *self.tracker.failures),
             interrupted=self._interrupted,
+            num_builds=sum(len(state.built) for state in self._begun().values()),
+            experiment_id=self.tracker.experiment_id,
         )
 
 

@@ -33,6 +33,7 @@ from freezer.artifact.folder import (
     write_artifact,
 )
 from freezer.artifact.latency import (
+    ERROR_RATIO,
     UNMEASURED,
     ColdStart,
     LatencyRecord,
@@ -104,6 +105,7 @@ from freezer.artifact.signatures import (
 __all__ = [
     "ANNOTATION",
     "ENGINES",
+    "ERROR_RATIO",
     "FORMAT_VERSION",
     "FREEZING",
     "GOLDEN_INPUTS",

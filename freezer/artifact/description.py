@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
+from freezer.artifact.latency import ERROR_RATIO, LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import (
     NOT_TRIED,
@@ -18,6 +18,7 @@ from freezer.artifact.sections import (
     FreezingReport,
 )
 from freezer.errors import NotPublishedError
+from freezer.hardware import PORTABLE
 from freezer.spec import CLOCKS, MARKS, Clock
 
 FREEZING = "freezing.md"
@@ -48,7 +49,8 @@ def describe(
     if drift.error_ratio is None:
         yield "drift", "equal to eager"
     else:
-        yield "drift", f"error ratio {drift.error_ratio:.2f} against {manifest.reference}"
+        ratio = f"error ratio {drift.error_ratio:.2f} against {manifest.reference}"
+        yield "drift", f"{ratio} ({ERROR_RATIO})"
     if manifest.latency:
         yield from _latency(manifest.latency)
     for dropped in manifest.freezing.dropped:
@@ -66,7 +68,9 @@ def _identity(
     yield "model", f"{manifest.model}, {version}"
     classes = f" (published: {', '.join(published)})" if published else ""
     yield "device class", manifest.device_class + classes
-    yield "verdict", f"{manifest.verdict}, by {manifest.gate.objective}"
+    is_fallback = manifest.device_class == PORTABLE
+    why = "the fallback of all machines" if is_fallback else f"by {manifest.gate.objective}"
+    yield "verdict", f"{manifest.verdict}, {why}"
     recipe = manifest.recipe
     yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 

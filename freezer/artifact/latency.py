@@ -146,6 +146,10 @@ class LatencyRecord:
         return self.speedup or (eager / own if eager and own else None)
 
 
+ERROR_RATIO = "distance from float64, as a multiple of eager's own; 1 is as exact as eager"
+"""What an error ratio is, for pages that show one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredDrift:
     """Distance of a candidate's outputs from the reference, the worst of all calls; None where it

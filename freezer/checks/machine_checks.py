@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlparse
@@ -22,7 +23,7 @@ from freezer.errors import ColdpressError, MissingDependencyError, UsageError, f
 from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
 from freezer.hardware import PORTABLE, Host, describe_host, this_host
 from freezer.packages import install_command
-from freezer.store import WORK, LocalFiles, Store
+from freezer.store import WORK, LocalFiles, Store, newest_versions
 
 Level = Literal["ok", "warning", "error"]
 
@@ -222,6 +223,19 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         yield Finding("store", text, "warning", remedy)
     else:
         yield Finding("store", f"{text}, can be read and written")
+    yield from _missing_engines(store)
+
+
+def _missing_engines(store: Store) -> Iterator[Finding]:
+    """The latest artifacts of a store that need an engine which is not installed here."""
+    for version in newest_versions(store)[0]:
+        for artifact in version.artifacts:
+            missing = [name for name in artifact.engines if find_spec(name) is None]
+            if missing:
+                names = " and ".join(missing)
+                place = f"{version.model} for {artifact.device_class}"
+                text = f"{names} is not installed, so a slower artifact serves here than {place}"
+                yield Finding("engines", text, "warning", f"pip install {' '.join(missing)}")
 
 
 def _probe(store: Store) -> None:

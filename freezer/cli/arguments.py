@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -83,6 +86,29 @@ def exiting(*, refused: int = FAILED, interrupted: str | None = None) -> Iterato
             raise
         say(interrupted, "red", on=error_console)
         sys.exit(INTERRUPTED)
+
+
+def answer_signals(promise: str) -> None:
+    """Answer the first SIGINT or SIGTERM of this process at once, and raise KeyboardInterrupt; end
+    the process at the second. An ignored signal stays ignored.
+
+    Args:
+        promise: what the user can do afterwards.
+    """
+    answered = False
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        nonlocal answered
+        if answered:
+            os._exit(INTERRUPTED)
+        answered = True
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nstopping; {promise}; again to force\n".encode())
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, answer)
 
 
 ModelArgument = Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")]

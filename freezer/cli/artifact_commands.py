@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from freezer.artifact import Artifact, describe, folder_of, frozen_code
+from freezer.artifact import ERROR_RATIO, Artifact, describe, folder_of, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
 from freezer.cli.arguments import (
     ClassOption,
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from freezer.runtime.frozen_model import FrozenModel
+
+
+NUM_VALUES = 4
+"""Values of each output that `run` prints."""
 
 
 def verify(
@@ -78,6 +82,7 @@ def verify(
         ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
         rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
     console.print(rows, markup=False, highlight=False)
+    say(f"error ratio: {ERROR_RATIO}", "dim")
     say(
         f"{reference}: {verification.num_files} files match their digests, and"
         f" {verification.device_class} gives the golden outputs here"
@@ -125,7 +130,9 @@ def run(
     input_: Annotated[
         Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")
     ],
-    output: Annotated[Path, typer.Option(help="File to write: .safetensors.")],
+    output: Annotated[
+        Path | None, typer.Option(help="File to write, .safetensors. Default: only print.")
+    ] = None,
     store: FolderOrStoreOption = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
@@ -134,10 +141,11 @@ def run(
     min_version: MinVersionOption = 0,
 ) -> None:
     """Run a frozen model on a file of inputs."""
-    if output.suffix != ".safetensors":
-        raise UsageError(f"--output {output}: expected a .safetensors file")
-    check_file(output, "--output")
-    from freezer.runtime.tensor_files import read_inputs, save_tensors
+    if output is not None:
+        if output.suffix != ".safetensors":
+            raise UsageError(f"--output {output}: expected a .safetensors file")
+        check_file(output, "--output")
+    from freezer.runtime.tensor_files import read_inputs
     from freezer.serving.load import load
 
     model = load(
@@ -151,6 +159,16 @@ def run(
         min_version=min_version,
     )
     outputs = _outputs(model, read_inputs(input_, model.inputs))
+    for name, tensor in outputs.items():
+        values = tensor.flatten()[:NUM_VALUES]
+        say(f"{name}: {tensor.dtype} {list(tensor.shape)}, first values {values}")
+    if output is not None:
+        _write(outputs, output)
+
+
+def _write(outputs: dict[str, Tensor], output: Path) -> None:
+    from freezer.runtime.tensor_files import save_tensors
+
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output, None) as partial:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freezer.cli.arguments import ClassOption, NoiseOption, say
+from freezer.cli.arguments import ClassOption, NoiseOption, answer_signals, exiting, say
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import scratch_folder
 from freezer.hardware import device_class
@@ -148,7 +148,9 @@ def freeze(
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
     )
-    result = _freeze(origin, options, spec, samples, out)
+    answer_signals("the same command starts again")
+    with exiting(interrupted=f"interrupted; {out} is not written"):
+        result = _freeze(origin, options, spec, samples, out)
     _print_result(result)
     if result.verdict == "unstable":
         _given_file(out).write_text(json.dumps(given, default=str))

@@ -31,12 +31,14 @@ class ListedArtifact:
     Attributes:
         digest: of its image, which signatures name too.
         size_bytes: of all its files and the manifest; artifacts share files that are equal.
+        engines: packages that it needs besides torch.
     """
 
     device_class: str
     digest: str
     size_bytes: int
     signed: bool
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +145,7 @@ def _listed_version(
             digest=image.digest,
             size_bytes=sum(blob.size_bytes for blob in (content.config, *content.layers)),
             signed=signature_tag(image) in tags,
+            engines=image.engines,
         )
         artifacts.append(artifact)
     return ListedVersion(

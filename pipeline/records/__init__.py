@@ -30,6 +30,7 @@ from pipeline.records.row import (
     rounded,
     speedup_text,
     summarize,
+    verdict_name,
     verdict_text,
 )
 
@@ -57,5 +58,6 @@ __all__ = [
     "rounded",
     "speedup_text",
     "summarize",
+    "verdict_name",
     "verdict_text",
 ]

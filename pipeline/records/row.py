@@ -20,7 +20,7 @@ class Row:
     Attributes:
         mark: `~` before a speedup that was measured in disturbed rounds, whose interval is not
             a bound.
-        error_ratio, max_abs_err, margin: as in `MeasuredDrift`.
+        error_ratio, max_abs_err: as in `MeasuredDrift`.
         size_mb: size of the payloads of the recipe, in 1e6 bytes; None if it was not built.
         code: error code, or type of the failure.
         reason: one sentence for people, without its code.
@@ -39,7 +39,6 @@ class Row:
     p50_ms: float | None
     error_ratio: float | None
     max_abs_err: float | None
-    margin: float | None
     size_mb: float | None
     num_threads: int
     version: int | None
@@ -69,7 +68,6 @@ class Row:
             p50_ms=measured.latency_ms.p50,
             error_ratio=measured.drift.error_ratio,
             max_abs_err=measured.drift.max_abs_err,
-            margin=measured.drift.margin,
             size_mb=report.size_bytes / 1e6 if report and report.size_bytes else None,
             num_threads=outcome.num_threads,
             version=outcome.version,
@@ -130,11 +128,13 @@ class Summary:
         counts: number of outcomes by verdict, the most frequent first.
         gains: the published outcomes with the largest speedups, one for each model, without
             `portable` and disturbed rounds.
+        most_drifted: the published outcome with the largest error ratio, if one was measured.
         unpublished: groups as of `alike`, failed ones first.
     """
 
     counts: dict[str, int]
     gains: tuple[Outcome, ...]
+    most_drifted: Outcome | None
     unpublished: list[list[Outcome]]
 
 
@@ -150,11 +150,23 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         if one.verdict == "published" and one.figures.speedup:
             best.setdefault(one.model, one)
     unpublished = alike(one for one in outcomes if one.verdict != "published")
+    drifted = [one for one in outcomes if one.verdict == "published" and _error_ratio(one)]
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
+        most_drifted=max(drifted, key=_error_ratio, default=None),
         unpublished=sorted(unpublished, key=lambda group: not group[0].failed),
     )
+
+
+def _error_ratio(outcome: Outcome) -> float:
+    return outcome.figures.drift.error_ratio or 0.0
+
+
+def verdict_name(outcome: Outcome) -> str:
+    """Return the verdict for people: what is published as portable is the fallback."""
+    is_fallback = outcome.verdict == "published" and outcome.device_class == PORTABLE
+    return "published (fallback)" if is_fallback else outcome.verdict
 
 
 def alike(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
@@ -214,7 +226,8 @@ class LiveFigures:
 
 def verdict_text(outcome: Outcome) -> str:
     """Return a verdict in a few words: `published inductor-frozen 1.84x (1.79-1.90)`."""
-    words = ["unchanged:", outcome.verdict] if outcome.cached else [outcome.verdict]
+    verdict = verdict_name(outcome)
+    words = ["unchanged:", verdict] if outcome.cached else [verdict]
     if outcome.verdict == "failed":
         words.append(f"({outcome.failure_kind})")
     if outcome.recipe:

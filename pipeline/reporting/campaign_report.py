@@ -22,6 +22,8 @@ class CampaignReport:
         outcomes: of every (model, device class), in the order of the catalog.
         infrastructure: failures of Ray, MLflow or the store, one sentence each.
         interrupted: whether a person stopped it.
+        num_builds: number of its builds that the store keeps.
+        experiment_id: in MLflow; empty if it was not reached.
     """
 
     campaign: str
@@ -30,6 +32,8 @@ class CampaignReport:
     outcomes: tuple[Outcome, ...]
     infrastructure: tuple[str, ...] = ()
     interrupted: bool = False
+    num_builds: int = 0
+    experiment_id: str = ""
 
     @property
     def exit_code(self) -> int:

@@ -4,6 +4,7 @@ with `--explain`, what it would do with each item, and why.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,14 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from freezer.artifact import ERROR_RATIO
+from freezer.errors import without_credentials
 from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.planning import Item, Plan
-from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, alike, rounded
+from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, alike, rounded, verdict_name
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
+from pipeline.tracking import gains_link
 from pipeline.workspace import log_place
 
 WIDE = 140
@@ -59,6 +63,22 @@ def result_table(
     return table
 
 
+def _browse(tracking_uri: str, experiment_id: str) -> Iterable[str]:
+    """Yield the link to the gains on MLflow's pages; before it, for a database, the command that
+    serves them, without the processes for jobs.
+    """
+    server = without_credentials(tracking_uri)
+    if not server.startswith("http"):
+        uri = shlex.quote(server)
+        yield f"{WITHOUT_JOBS} mlflow ui --workers 1 --backend-store-uri {uri}"
+        server = "http://127.0.0.1:5000"
+    yield gains_link(server, experiment_id)
+
+
+WITHOUT_JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false"
+"""With it, `mlflow ui` takes 2 processes instead of 15."""
+
+
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain
 them.
@@ -72,13 +92,19 @@ COLUMNS = (
 )
 
 
-def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
+def print_report(
+    report: CampaignReport,
+    console: Console,
+    store: str = "./store",
+    tracking_uri: str = "",
+) -> None:
     """Print the table of verdicts, failures first, and below it reasons, logs and warnings.
 
     Args:
         report: the report to print.
         console: console to print on.
         store: URI of the store, which has the logs.
+        tracking_uri: URI of MLflow.
     """
     outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
     console.print(Text(f"campaign {report.campaign}", style="italic"))
@@ -92,6 +118,8 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
                 narrow=NUM_NAMES + 1,
             )
         )
+    if rows and console.width >= WIDE:
+        console.print(Text(f"error ratio: {ERROR_RATIO}", style="dim"), soft_wrap=True)
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
@@ -99,11 +127,14 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         Text(_summary(report, outcomes)),
     ):
         console.print(line, soft_wrap=True)
+    if report.experiment_id:
+        for step in _browse(tracking_uri, report.experiment_id):
+            console.print(Text(f"try next: {step}"), soft_wrap=True)
 
 
 def _cells(outcome: Outcome) -> list[Text | str]:
     row, kind = Row.of(outcome), outcome.failure_kind
-    verdict = f"{row.verdict}: {kind}" if kind else row.verdict
+    verdict = f"{row.verdict}: {kind}" if kind else verdict_name(outcome)
     seconds = [f"{row.build_s:.1f}", f"{row.judge_s:.1f}"]
     return [
         row.model,
@@ -182,7 +213,10 @@ def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
         line += f" ({unchanged} unchanged)"
     line += f" in {report.finished - report.started:.0f} s"
     if report.interrupted:
-        line += "; interrupted, run the same command to continue"
+        line += (
+            f"; interrupted: {len(outcomes)} outcomes and {report.num_builds} builds are kept, run"
+            " the same command to continue"
+        )
     return line
 
 

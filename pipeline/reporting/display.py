@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from math import ceil, inf
+from statistics import fmean
 from typing import Literal, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -71,26 +71,33 @@ class CampaignProgress:
         self.total = num_items
         self.num_done = 0
         self.running: dict[str, Running] = {}
-        self._left = {item.what for item in work}
-        self._num_work = len(self._left)
+        self._to_build = Counter({item.what: len(item.recipes) for item in work})
+        self._to_judge = {item.what for item in work}
+        self._num_work = len(self._to_judge)
+        self._seconds: dict[str, list[float]] = {"built": [], "judged": []}
         self._started = time.monotonic()
+        self._ends: float | None = None
 
     @property
     def num_waiting(self) -> int:
         """Number of items with work left that are neither built nor judged now."""
-        return len(self._left - self.running.keys())
+        return len(self._to_judge - self.running.keys())
 
     @property
     def so_far(self) -> str:
-        """How far the campaign is, and the time left if the other items end as fast as those that
-        have.
-        """
-        done = f"{self.num_done} of {self.total} done"
-        num_ended = self._num_work - len(self._left)
-        if not num_ended or not self._left:
-            return done
-        left_s = (time.monotonic() - self._started) / num_ended * len(self._left)
-        return f"{done}, about {timedelta(seconds=round(left_s))} left"
+        """How far builds and judges are, and the time left once a build and a judge have ended."""
+        if not self._num_work:
+            return f"{self.num_done} of {self.total} done"
+        num_built = len(self._seconds["built"])
+        num_judged = self._num_work - len(self._to_judge)
+        text = (
+            f"built {num_built} of {num_built + self._to_build.total()},"
+            f" judged {num_judged} of {self._num_work}"
+        )
+        if self._ends is None or not self._to_judge:
+            return text
+        minutes = ceil(max(1.0, self._ends - time.monotonic()) / 60)
+        return f"{text}, about {minutes} min left"
 
     def add(self, event: Event) -> None:
         """Take in an event."""
@@ -101,15 +108,36 @@ class CampaignProgress:
                 self.running[event.what] = Running(
                     kind=event.kind, recipes=(*recipes, *event.recipes)
                 )
-            case "built" | "retried":
-                self._stop(event)
+                if event.kind == "judge":  # recipes that are left now were skipped
+                    self._to_build.pop(event.what, None)
+            case "built":
+                self._to_build[event.what] -= len(event.recipes)
+                self._end(event)
             case "judged":
+                self._to_judge.discard(event.what)
+                self._end(event)
+            case "retried":
                 self._stop(event)
-                self._left.discard(event.what)
             case "outcome":
                 self.running.pop(event.what, None)
                 self.num_done += 1
-                self._left.discard(event.what)
+                self._to_build.pop(event.what, None)
+                self._to_judge.discard(event.what)
+
+    def _end(self, event: Event) -> None:
+        """Count a step that ended, and estimate the end: what is left takes as long as what ended,
+        with as many steps at a time. The mean with the last estimate keeps it steady.
+        """
+        self._stop(event)
+        self._seconds[event.kind].append(event.seconds)
+        built, judged = self._seconds.values()
+        num_builds = self._to_build.total()
+        if not judged or (num_builds and not built):
+            return
+        left_s = fmean(judged) * len(self._to_judge) + fmean(built or [0.0]) * num_builds
+        now = time.monotonic()
+        ends = now + left_s * (now - self._started) / max(1.0, sum(built) + sum(judged))
+        self._ends = ends if self._ends is None else (self._ends + ends) / 2
 
     def _stop(self, event: Event) -> None:
         """Remove recipes that ended, and the item if nothing of it runs any more."""
@@ -154,6 +182,10 @@ def display_for(console: Console, *, verbose: bool = False) -> Display:
     return LineDisplay(console, verbose=verbose)
 
 
+COUNT_S = 5.0
+"""Least interval between lines with counts of builds."""
+
+
 class LineDisplay(Display):
     """Prints lines with the time since the start, for logs and pipes.
 
@@ -169,6 +201,7 @@ class LineDisplay(Display):
         self._started = time.monotonic()
         self._progress = CampaignProgress()
         self._begun: set[str] = set()
+        self._counted = -inf
 
     def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
@@ -188,12 +221,15 @@ class LineDisplay(Display):
             self._print(event.text)
         elif event.outcome is not None:
             self._print(f"{line} {verdict_text(event.outcome)} ({self._progress.so_far})")
-        elif self._verbose:
-            for step in step_lines(event):
-                self._print(step)
+        elif self._verbose and event.kind != "retried":  # which has a note
+            words = (event.kind, event.what, ", ".join(event.recipes), event.text)
+            self._print(" ".join(filter(None, words)))
+        elif event.kind == "built" and time.monotonic() - self._counted >= COUNT_S:
+            self._counted = time.monotonic()
+            self._print(self._progress.so_far)
         elif event.kind in ("build", "judge") and line not in self._begun:
             self._begun.add(line)
-            self._print(line)
+            self._print(f"{line} ({self._progress.so_far})")
 
     def _print(self, text: str) -> None:
         line = f"{time.monotonic() - self._started:7.1f}s {text}"
@@ -206,7 +242,8 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Shows a bar of the outcomes and a row for each running item; prints outcomes and notes above.
+    """Shows the counts of builds and judges, and a row for each running item; prints outcomes and
+    notes above.
 
     Args:
         console: console to print on.
@@ -217,14 +254,11 @@ class LiveDisplay(Display):
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
             console=console,
-            speed_estimate_period=3600,
             transient=True,
         )
-        self._outcomes = self._bars.add_task("outcomes", total=None)
+        self._steps = self._bars.add_task("", total=None)
         self._rows: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -237,7 +271,7 @@ class LiveDisplay(Display):
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Set the number of outcomes to reach, and the work that they need."""
         self._progress.plan(num_items, work)
-        self._bars.update(self._outcomes, total=num_items)
+        self._update_rows()
 
     def show(self, event: Event) -> None:
         """Update the rows; an outcome or a note is printed above them."""
@@ -249,10 +283,10 @@ class LiveDisplay(Display):
             style = STYLES.get(outcome.verdict, "")
             line = Text.assemble((f"{event.what}  ", "bold"), (verdict_text(outcome), style))
             self._bars.console.print(line, soft_wrap=True)
-        self._bars.update(self._outcomes, completed=self._progress.num_done)
         self._update_rows()
 
     def _update_rows(self) -> None:
+        self._bars.update(self._steps, description=self._progress.so_far)
         running = self._progress.running
         for what in self._rows.keys() - running.keys():
             self._bars.remove_task(self._rows.pop(what))
@@ -260,16 +294,3 @@ class LiveDisplay(Display):
             if what not in self._rows:
                 self._rows[what] = self._bars.add_task(what, total=None)
             self._bars.update(self._rows[what], description=f"{item.kind} {what}")
-
-
-def step_lines(event: Event) -> list[str]:
-    """Return a line for each recipe of a step, or one for a judge: `built resnet cpu-x86-64-v4
-    inductor-frozen in 12.1 s`; none for a retry, which has a note.
-    """
-    if event.kind == "retried":
-        return []
-    lines = []
-    for recipe in event.recipes or ("",):
-        words = (event.kind, event.what, recipe, event.text)
-        lines.append(" ".join(filter(None, words)))
-    return lines

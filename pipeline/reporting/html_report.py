@@ -7,8 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from freezer.artifact import PointFigures, describe_freezing
+from freezer.artifact import ERROR_RATIO, PointFigures, describe_freezing
 from freezer.codec import encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
@@ -55,8 +54,9 @@ def report_page(store: Store, campaign: str) -> bytes:
         campaign=campaign,
         facts=[*_facts(record, outcomes), f"store {store.uri}"],
         summary=summary,
+        error_ratio=ERROR_RATIO,
         most=MAX_UNPUBLISHED,
-        load=_load(summary.gains[0].model, store.uri) if summary.gains else "",
+        store=store.uri,
         made=f"Made by Coldpress {version('coldpress')} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         css=Markup((PAGE / "report.css").read_text()),
         js=Markup((PAGE / "report.js").read_text()),
@@ -84,11 +84,6 @@ def _facts(record: CampaignRecord, outcomes: Sequence[Outcome]) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def _load(model: str, store: str) -> str:
-    name, place = json.dumps(model), json.dumps(store)
-    return f"import freezer\n\nmodel = freezer.load({name}, store={place})"
-
-
 def _compressed(value: object) -> str:
     data = _json(value).encode()
     compressed = gzip.compress(data, mtime=0)
@@ -101,20 +96,15 @@ def _script(value: object) -> Markup:
 
 
 def _json(value: object) -> str:
-    return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    """Return a JSON value with infinities and NaN as strings, which JSON lacks, and floats with
-    five digits.
+    """Return JSON with five digits of floats, and with infinities and NaN, which JSON lacks, as
+    strings.
     """
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value
+    text = json.dumps(value)
+    return json.dumps(json.loads(text, parse_float=_five_digits, parse_constant=str))
+
+
+def _five_digits(text: str) -> float:
+    return float(f"{float(text):.5g}")
 
 
 MAX_HISTORY = 30

@@ -53,7 +53,7 @@ class Executor:
         show: takes the events.
 
     Attributes:
-        begun: states of the items that are not finished, as they start, by label.
+        begun: progress of the items that are not finished when the campaign starts, by label.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ class Executor:
         self._running: dict[Handle, Sequence[Task]] = {}
         self._decided: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
-        self.begun: dict[str, ItemState] = {}
+        self.begun: dict[str, Progress] = {}
         for index, item in enumerate(plan.items):
             if item.finished is None:
                 step = self._records.start(item)
-                self._follow(Progress(index=index, state=step.state), step)
-                self.begun[item.label()] = step.state
+                progress = Progress(index=index, state=step.state)
+                self._follow(progress, step)
+                self.begun[item.label()] = progress
 
     def may_disturb(self) -> bool:
         """Whether no judge of any campaign runs on the driver's node. Thread-safe."""

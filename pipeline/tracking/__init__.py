@@ -20,6 +20,9 @@ from pipeline.tracking.mlmodel import (
 from pipeline.tracking.process import (
     TrackerProcess,
 )
+from pipeline.tracking.projection import (
+    gains_link,
+)
 from pipeline.tracking.registry import (
     ArtifactMode,
 )
@@ -44,6 +47,7 @@ __all__ = [
     "TrackerProcess",
     "describe",
     "download",
+    "gains_link",
     "list_registry",
     "outcomes_digest",
     "replay",

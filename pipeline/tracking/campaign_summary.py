@@ -11,10 +11,10 @@ from statistics import median
 
 from freezer.codec import finite
 from freezer.hardware import PORTABLE
-from pipeline.records import STYLES, Outcome, Row, outcome_table
+from pipeline.records import STYLES, Outcome, Row, outcome_table, summarize
 from pipeline.tracking.run_records import shortened
 
-FORM = 3
+FORM = 4
 """Version of what is logged.
 
 Increase it to invalidate every existing COMPLETE tag; existing runs of candidates stay.
@@ -72,7 +72,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     published = [Row.of(outcome) for outcome in outcomes if outcome.verdict == "published"]
     timed = [row for row in published if row.device_class != PORTABLE]
     speedups = [row.speedup for row in timed if row.speedup and not row.mark]
-    ratios = [row.error_ratio for row in published if row.error_ratio is not None]
+    drifted = summarize(outcomes).most_drifted
     metrics = {f"outcomes/{verdict}": float(count) for verdict, count in counts.items()}
     metrics["outcomes/total"] = float(len(outcomes))
     metrics["outcomes/unchanged"] = float(len(outcomes) - len(fresh))
@@ -81,8 +81,8 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     if speedups:
         metrics["speedup/largest"] = shortened(max(speedups))
         metrics["speedup/median"] = shortened(median(speedups))
-    if ratios:
-        metrics["drift/error_ratio_largest"] = shortened(max(ratios))
+    if drifted is not None and drifted.figures.drift.error_ratio is not None:
+        metrics["drift/error_ratio_largest"] = shortened(drifted.figures.drift.error_ratio)
     return metrics
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from freezer.artifact import ERROR_RATIO
 from pipeline.records import Outcome, summarize
 from pipeline.tracking.connection import MODELS
 
@@ -15,18 +16,21 @@ NOTE = "mlflow.note.content"
 
 
 def campaign_description(outcomes: Sequence[Outcome]) -> str:
-    """Describe a campaign: counts, the largest gain and how to load it. Its report has the rest."""
+    """Describe a campaign in two lines, which MLflow's pages show at once: counts, the largest gain
+    and drift. Below them, how to load what gained most.
+    """
     summary = summarize(outcomes)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items())
-    text = f"**{len(outcomes)} outcomes: {counts or 'none'}**"
-    if not summary.gains:
-        return text
-    gain = summary.gains[0]
-    speedup = f"**{gain.figures.speedup:.2f}×**"
-    return (
-        f"{text}\n\nLargest gain: {gain.model} for {gain.device_class}, {speedup}\n\n"
-        f"{_load_snippet(gain)}"
-    )
+    gain, drifted = next(iter(summary.gains), None), summary.most_drifted
+    facts, load = [], ""
+    if gain is not None:
+        speedup = f"**{gain.figures.speedup:.2f}×**"
+        facts.append(f"Largest gain: {gain.model} for {gain.device_class}, {speedup}")
+        load = f"\n\n{_load_snippet(gain)}"
+    if drifted is not None:
+        ratio = f"error ratio {drifted.figures.drift.error_ratio:.2f} ({ERROR_RATIO})"
+        facts.append(f"Largest drift: {drifted.model} for {drifted.device_class}, {ratio}")
+    return f"**{len(outcomes)} outcomes: {counts or 'none'}**\n\n{' · '.join(facts)}{load}"
 
 
 def model_description(outcome: Outcome) -> str:

@@ -50,12 +50,13 @@ END_S = 10.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Status:
     """Answer of the process to a call: all failures and the number of logged outcomes so far,
-    whether MLflow is complete, and the error of this call.
+    whether MLflow is complete, its experiment, and the error of this call.
     """
 
     failures: tuple[str, ...] = ()
     num_logged: int = 0
     is_complete: bool = False
+    experiment_id: str = ""
     error: ColdpressError | None = None
 
 
@@ -141,6 +142,11 @@ class TrackerProcess:
     def failures(self) -> tuple[str, ...]:
         """Errors so far, one sentence each."""
         return self._status.failures
+
+    @property
+    def experiment_id(self) -> str:
+        """As of `Tracker`."""
+        return self._status.experiment_id
 
     @property
     def num_logged(self) -> int:
@@ -252,6 +258,7 @@ def serve(handle: int, parent: int) -> None:
             failures=tuple(tracker.failures),
             num_logged=tracker.num_logged,
             is_complete=tracker.is_complete,
+            experiment_id=tracker.experiment_id,
             error=error,
         )
         pipe.send(status)

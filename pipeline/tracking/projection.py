@@ -8,6 +8,7 @@ that one process writes for a campaign at a time.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,12 @@ outcomes are being logged.
 
 PAGE_SIZE = 1000
 
+VIEWS = json.loads((Path(__file__).parent / "views.json").read_text())
+"""Saved views of the runs' table, by name, as MLflow's pages save them in tags of an experiment."""
+
+VIEW = "mlflow.sharedViewState."
+"""Prefix of these tags."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedRun:
@@ -96,7 +103,7 @@ class Projection:
         self.campaign = campaign
         self.client = connect(self.tracking_uri)
         with reaching(self.tracking_uri):
-            self.experiment_id = _open_experiment(self.client, self.tracking_uri)
+            self.experiment_id = open_experiment(self.client, self.tracking_uri)
         self.is_complete = False
         self._parent: Run | None = None
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
@@ -288,8 +295,14 @@ def _is_incomplete(run: Run) -> bool:
     return bool(run.info.status == "RUNNING")
 
 
-def _open_experiment(client: MlflowClient, tracking_uri: str) -> str:
-    """Find or create the experiment of all campaigns, and return its id.
+def gains_link(server: str, experiment_id: str) -> str:
+    """Return the address of the view `gains` on an MLflow server, in training mode."""
+    page = f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs"
+    return f"{page}?workflowType=machine_learning&viewStateShareKey=gains"
+
+
+def open_experiment(client: MlflowClient, tracking_uri: str) -> str:
+    """Find or create the experiment of all campaigns with its views, and return its id.
 
     Raises:
         InfrastructureError: the experiment was deleted.
@@ -317,4 +330,7 @@ def _open_experiment(client: MlflowClient, tracking_uri: str) -> str:
             f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with"
             " `mlflow experiments restore -x ID` or remove it permanently with `mlflow gc`"
         )
+    for name, state in VIEWS.items():
+        view = {"name": name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+        client.set_experiment_tag(found.experiment_id, f"{VIEW}{name}", json.dumps(view))
     return str(found.experiment_id)

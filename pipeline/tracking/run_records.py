@@ -115,7 +115,8 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
 
 def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str) -> RunRecord:
     won = outcome.verdict == "published" and candidate.recipe == outcome.recipe
-    own = {"problem": candidate.problem, "winner": str(won).lower()}
+    reason = None if outcome.verdict == "published" else outcome.coded_reason
+    own = {"problem": candidate.problem or reason, "winner": str(won).lower()}
     texts = {}
     if candidate.reports:
         texts[FREEZING] = freezing_markdown(

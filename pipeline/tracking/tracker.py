@@ -19,6 +19,7 @@ from freezer.errors import (
     NotPublishedError,
     without_credentials,
 )
+from freezer.hardware import DEVICE_CLASSES
 from freezer.store import Store, Version
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
@@ -45,6 +46,7 @@ class Tracker:
         broke_off: whether MLflow could not be reached; nothing more is tried then.
         notes: outcomes that are shown without their artifact, because the store lacks it.
         num_logged: outcomes that MLflow shows.
+        experiment_id: experiment of all campaigns; empty before `start`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Tracker:
         self.broke_off = False
         self.notes: list[str] = []
         self.num_logged = 0
+        self.experiment_id = ""
 
     def start(self, begin: CampaignStart) -> None:
         """Connect to MLflow and open the campaign's parent run."""
@@ -71,6 +74,7 @@ class Tracker:
             projection = Projection(self._uri, self._campaign)
             projection.start(begin)
             self._projection = projection
+            self.experiment_id = projection.experiment_id
 
         self._tried(opened)
 
@@ -89,8 +93,10 @@ class Tracker:
         """
         if self.is_complete:
             return
-        # A class that keeps eager refers to the portable artifact, which is registered first.
-        for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
+        # portable first: classes that keep eager refer to it, and the newest version should be the
+        # best class's, as models:/NAME/latest takes it
+        ranks = {name: rank for rank, name in enumerate(DEVICE_CLASSES)}
+        for outcome in sorted(outcomes, key=lambda one: ranks.get(one.device_class, len(ranks))):
             projection = self._projection
             if projection is not None and self._tried(
                 partial(self._log, projection, outcome, reached)

@@ -30,7 +30,7 @@ from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
 from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome
 from pipeline.reporting import CampaignReport, Display, LineDisplay
-from pipeline.scheduling import Executor, ItemState
+from pipeline.scheduling import Executor
 from pipeline.tracking import Tracker, TrackerProcess
 from pipeline.workspace import judged_name, workplace
 from tests.support.raylets import ROOT
@@ -53,7 +53,7 @@ MODELS: Models = {
 class Judged:
     """In place of an Executor: the outcomes are known."""
 
-    begun: Mapping[str, ItemState] = {}
+    begun: Mapping[str, Any] = {}
 
     def __init__(
         self, plan: Plan, made: Callable[[Item], Outcome], after: Callable[[int], None]

@@ -22,6 +22,7 @@ def published(
     speedup: float = 1.8,
     error_ratio: float = 1.2,
     key: str = "1",
+    eager_ms: float = 20.0,
 ) -> Outcome:
     """An outcome with two candidates and figures for all that a report shows."""
     figures = Measured(
@@ -34,7 +35,7 @@ def published(
             margin=3.0 / error_ratio,
         ),
         latency_ms=MeasuredLatency(
-            eager_p50=20.0,
+            eager_p50=eager_ms,
             p50=20.0 / speedup,
             p90=21.0 / speedup,
             p99=22.0 / speedup,

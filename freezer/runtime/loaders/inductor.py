@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +22,7 @@ from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.native import read_package, weight_capsule
 
-_environment = threading.Lock()
+_environment, _stderr = threading.Lock(), threading.Lock()
 
 logger = logging.getLogger("coldpress")
 
@@ -44,8 +46,8 @@ def open_inductor(
         IntegrityError: the package is damaged.
         UsageError: no temporary folder allows code to be loaded from it.
     """
-    run_flat = _open_mapped(path) if device.type == "cpu" else None
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, _one_warning(path.name):
+        run_flat = _open_mapped(path) if device.type == "cpu" else None
         if run_flat is None:
             index = -1 if device.index is None else device.index
             folder = stack.enter_context(scratch_folder(executable=True))
@@ -95,6 +97,26 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
 
     run.mapping = mapping  # type: ignore[attr-defined]  # the weights do not keep it alive
     return run
+
+
+@contextlib.contextmanager
+def _one_warning(name: str) -> Iterator[None]:
+    """Log what torch's C++ code prints on stderr as one line: a newer torch prints a line for each
+    function that it does not find in a package.
+    """
+    with _stderr, tempfile.TemporaryFile("w+") as caught:
+        before = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            caught.seek(0)
+            # its advice may be ignored: such functions are newer than the package, and not called
+            text = re.sub(r"\. This is okay.*", "", caught.read()).strip().replace("\n", "; ")
+            if text:
+                logger.warning("%s, opened by torch %s: %s", name, torch.__version__, text)
 
 
 @contextlib.contextmanager

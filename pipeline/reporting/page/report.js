@@ -4,6 +4,7 @@ const overview = JSON.parse(document.getElementById("overview").textContent);
 const byId = (id) => document.getElementById(id);
 const FAILED = ["failed", "rejected", "unstable"];
 const VERDICTS = [...FAILED, "kept-previous", "kept-eager", "published"];
+const MAX_EAGER_RATIO = 1.2; // of the eager latencies of two judges that count as alike
 const ALL_AT_ONCE = 400; // models; of more, only those in view are in the document
 
 const models = new Map();
@@ -33,7 +34,7 @@ function drawing(name, attributes, ...children) {
 function table(heads, rows, caption) {
   const head = element("tr", {}, ...heads.map((text) => element("th", { scope: "col", class: text.startsWith("#") ? "n" : null }, text.replace("#", ""))));
   const body = rows.map(({ cells, won }) => element("tr", { class: won ? "won" : null }, ...cells.map((cell, place) =>
-    element("td", { class: heads[place].startsWith("#") ? "n" : null }, cell ?? ""))));
+    element("td", { class: heads[place].startsWith("#") ? "n" : null, "data-head": heads[place].replace("#", "") }, ...[cell].filter(Boolean)))));
   return element("div", { class: "scroll" }, element("table", { "aria-label": caption }, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
@@ -58,11 +59,25 @@ const state = { shown: [], rowHeight: 62 };
 function cellOf(model, name) {
   const row = model.cells.get(name);
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
-  const figures = [row.recipe === name ? "" : row.recipe, range(row.mark, row.speedup_ci_low, row.speedup_ci_high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
+  const figures = [row.recipe === name ? "" : row.recipe, range(row.mark, row.speedup_ci_low, row.speedup_ci_high), typeof row.error_ratio === "number" ? `error ratio ${short(row.error_ratio)}` : "", megabytes(row.size_mb)];
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.reason || "", "data-class": name },
-    element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup, row.mark)}`,
+    element("span", { class: `verdict ${row.verdict}` }, verdictName(row)), ` ${times(row.speedup, row.mark)}`,
     element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
   return element("td", {}, link);
+}
+
+// What is published as portable serves where nothing better does.
+const verdictName = (row) => (row.verdict === "published" && row.device_class === "portable" ? "published (fallback)" : row.verdict);
+
+// Eager runs alike in the judges of portable and of one CPU class; the others may limit the instruction set.
+function unlikeEager(model) {
+  const portable = model.cells.get("portable"), judged = [...model.cells.values()].filter((row) => row !== portable && !row.device_class.startsWith("cuda")
+    && row.eager_p50_ms && row.num_threads === portable?.num_threads);
+  const ratio = (row) => Math.max(row.eager_p50_ms / portable.eager_p50_ms, portable.eager_p50_ms / row.eager_p50_ms);
+  const closest = judged.sort((one, other) => ratio(one) - ratio(other))[0];
+  if (!closest || !portable.eager_p50_ms || ratio(closest) <= MAX_EAGER_RATIO) return null;
+  return element("li", {}, `${model.name}: eager took ${short(closest.eager_p50_ms)} ms in the judge for ${closest.device_class}, and ${short(portable.eager_p50_ms)} ms in that for portable: `
+    + "the machine was not equally fast, so compare speedups, not milliseconds");
 }
 
 const isWorse = (kind) => ["newly failing", "slower", "drifted"].includes(kind);
@@ -78,7 +93,7 @@ function wanted() {
 const SORTS = {
   catalog: (model) => model.place,
   speedup: (model) => -best(model, (row) => (row.failed || row.mark ? undefined : row.speedup)),
-  margin: (model) => -best(model, (row) => (typeof row.margin === "number" ? -row.margin : undefined)),
+  error_ratio: (model) => -best(model, (row) => row.error_ratio),
   size_mb: (model) => -best(model, (row) => row.size_mb),
   build_s: (model) => -best(model, (row) => row.build_s),
   verdict: (model) => Math.min(...[...model.cells.values()].map((row) => VERDICTS.indexOf(row.verdict))),
@@ -138,6 +153,7 @@ function drawRows(everything = false) {
     first = Math.max(0, Math.min(count - visible, Math.floor(above / state.rowHeight) - visible));
     end = Math.min(count, first + 3 * visible);
   }
+  byId("models").classList.toggle("long", count > ALL_AT_ONCE);
   if (body.dataset.range === `${first} ${end} ${everything}` && body.shownRows === state.shown) return;
   body.dataset.range = `${first} ${end} ${everything}`;
   body.shownRows = state.shown;
@@ -177,7 +193,7 @@ async function show(name, device) {
 
 function classSection(model, name, found) {
   const row = model.cells.get(name), detail = found.classes[name], history = found.history[name] ?? [];
-  const section = element("section", {}, element("h3", {}, `${name}: `, element("span", { class: `verdict ${row.verdict}` }, row.verdict),
+  const section = element("section", {}, element("h3", {}, `${name}: `, element("span", { class: `verdict ${row.verdict}` }, verdictName(row)),
     row.failed || !row.speedup ? "" : ` ${times(row.speedup, row.mark)} ${row.mark ? "" : `(${range("", row.speedup_ci_low, row.speedup_ci_high)}) `}by ${row.recipe}`));
   const add = (...parts) => section.append(...parts.filter(Boolean));
   if (row.reason) add(element("p", {}, row.code ? element("code", {}, row.code) : "", row.code ? " " : "", row.reason));
@@ -231,10 +247,13 @@ function contest(row, detail) {
   return parts;
 }
 
+// As wide as the screen: text in a drawing that is scaled down cannot be read.
+const drawingWidth = () => Math.max(280, Math.min(620, window.innerWidth - 70));
+
 function boxes(spread) {
-  const step = 24, left = 170, width = 620, high = Math.max(...spread.map(([, values]) => values[9])) * 1.05;
+  const step = 24, width = drawingWidth(), left = width < 500 ? 130 : 170, high = Math.max(...spread.map(([, values]) => values[9])) * 1.05;
   const at = (value) => left + (Math.min(value, high) / high) * (width - left - 60);
-  const made = drawing("svg", { viewBox: `0 0 ${width} ${spread.length * step + 24}`, width, role: "img", "aria-label": `Latencies in ms: ${spread.map(([name, values]) => `${name} median ${short(values[5])}`).join(", ")}` });
+  const made = drawing("svg", { viewBox: `0 0 ${width} ${spread.length * step + 4}`, width, role: "img", "aria-label": `Latencies in ms: ${spread.map(([name, values]) => `${name} median ${short(values[5])}`).join(", ")}` });
   spread.forEach(([name, values], place) => {
     const y = place * step + step / 2;
     const label = drawing("text", { x: left - 8, y: y + 4, "text-anchor": "end" });
@@ -245,10 +264,8 @@ function boxes(spread) {
       drawing("rect", { class: "box", x: at(values[2]), y: y - 6, width: Math.max(1, at(values[8]) - at(values[2])), height: 12 }),
       drawing("line", { class: "mid", x1: at(values[5]), x2: at(values[5]), y1: y - 7, y2: y + 7 }), value);
   });
-  const note = drawing("text", { x: left, y: spread.length * step + 16 });
-  note.textContent = "line: 10% to 90% of calls, box: 20% to 80%, mark: median";
-  made.append(drawing("line", { class: "axis", x1: left, x2: left, y1: 0, y2: spread.length * step }), note);
-  return made;
+  made.append(drawing("line", { class: "axis", x1: left, x2: left, y1: 0, y2: spread.length * step }));
+  return element("div", {}, made, element("p", { class: "legend" }, "line: 10% to 90% of calls, box: 20% to 80%, mark: median"));
 }
 
 function past(history) {
@@ -265,7 +282,7 @@ function past(history) {
 }
 
 function trend(timed) {
-  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speed.value)) * 1.1;
+  const width = drawingWidth(), height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speed.value)) * 1.1;
   const x = (place) => pad + (place / (timed.length - 1)) * (width - 2 * pad), y = (value) => height - 16 - (value / high) * (height - 28);
   const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speed.value.toFixed(2)).join(", ")}` });
   made.append(drawing("line", { class: "axis", x1: pad, x2: width - pad, y1: y(1), y2: y(1) }),
@@ -338,5 +355,6 @@ addEventListener("resize", redraw);
 addEventListener("beforeprint", () => drawRows(true));
 addEventListener("afterprint", () => drawRows());
 addEventListener("hashchange", followHash);
+byId("unlike").append(...[...models.values()].map(unlikeEager).filter(Boolean));
 refresh();
 followHash();

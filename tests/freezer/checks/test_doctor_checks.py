@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from freezer.store import Store
 from tests.support import hosts
 from tests.support.buckets import objects
 from tests.support.full_disks import full_disk
-from tests.support.steps import write_plain_artifact
+from tests.support.steps import copy_of, write_plain_artifact
 
 
 def findings(uri: object) -> dict[str, Finding]:
@@ -44,6 +45,19 @@ def test_a_folder_is_left_unchanged(folder: Path) -> None:
     assert {item.level for item in found.values()} == {"ok"}
     assert found["store"].text == f"{folder}: 1 model, can be read and written"
     assert sorted(folder.rglob("*")) == before
+
+
+def test_artifacts_without_their_engine_are_named(
+    folder: Path, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payloads = tuple(replace(item, kind="onnxruntime") for item in artifact.manifest.payloads)
+    fast = copy_of(artifact, folder.parent / "fast", payloads=payloads)
+    Store.open(str(folder)).publish("fast", source_key="key", artifacts=[fast])
+    assert "engines" not in findings(folder)
+    monkeypatch.setattr("freezer.checks.machine_checks.find_spec", lambda _: None)
+    found = findings(folder)["engines"]
+    assert (found.level, found.remedy.split()[-1]) == ("warning", "onnxruntime")
+    assert ("fast for " in found.text, "tiny" in found.text) == (True, False)
 
 
 def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Artifact) -> None:

@@ -25,16 +25,6 @@ def test_inspect_prints_code(coldpress: Run, store: Store, tmp_path: Path) -> No
         assert (code, out) == (0, (pulled.folder / "evidence/all-code.txt").read_text())
 
 
-def test_inspect_prints_a_captured_program(coldpress: Run, portable: Frozen) -> None:
-    code, out, _ = coldpress("inspect", portable.artifact.folder, "--code")
-    assert code == 0
-    assert "torch.ops.aten.linear.default" in out
-    report = portable.artifact.manifest.freezing.reports["payloads/all.pt2"]
-    assert report.ops_before == report.ops_after
-    assert report.num_constants == 0
-    assert report.notes[-1].startswith("The payload is the captured program")
-
-
 def test_inspect_reports_missing_and_damaged_texts(
     coldpress: Run, tmp_path: Path, scripted: Frozen
 ) -> None:

@@ -15,11 +15,12 @@ from tests.support.campaign_runs import ONE_MODEL, write_catalog
 from tests.support.raylets import ROOT, RayCluster, wait_until
 
 DRIVER = """
-import os, signal, sys, time
+import os, sys, time
 from functools import partial
-from jobs.optimize import exits, interrupt
+from freezer.cli import answer_signals
+from jobs.optimize import exits
 from pipeline.cluster import in_child
-signal.signal(signal.SIGTERM, interrupt)
+answer_signals("stop")
 with exits():
     sys.exit(in_child(exits()(partial(exec, sys.argv[1], globals()))))
 """

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact import (
-    Tradeoff,
-)
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_report
 from pipeline.workspace import log_path
@@ -52,12 +49,6 @@ def test_exit_codes(report: CampaignReport, code: int) -> None:
     assert report.exit_code == code
 
 
-def test_outcome_round_trips_through_json() -> None:
-    front = Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.0, size_mb=100.0)
-    for outcome in (PUBLISHED, FAILED, replace(PUBLISHED, objective="load", pareto=(front,))):
-        assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
-
-
 def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report_of(PUBLISHED, FAILED).write_json(path)
@@ -79,6 +70,22 @@ def test_table_shows_verdicts_reasons_and_logs() -> None:
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
     assert "    line two" in text
     assert "1 failed, 2 published (1 unchanged) in 5 s" in text
+
+
+@pytest.mark.parametrize(
+    ("uri", "lines"),
+    [
+        ("http://me:secret@host:5000", ["http://host:5000/#/experiments/7/runs"]),
+        ("sqlite:///mlflow.db", [" mlflow ui ", "http://127.0.0.1:5000/#/experiments/7/runs"]),
+    ],
+)
+def test_links_open_mlflows_gains(uri: str, lines: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=160)
+    print_report(report_of(PUBLISHED, experiment_id="7"), console, tracking_uri=uri)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    found = text.splitlines()[-len(lines) :]
+    assert [part in line for part, line in zip(lines, found, strict=True)] == [True] * len(lines)
+    assert "secret" not in text
 
 
 def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:

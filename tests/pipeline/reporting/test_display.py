@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.records import verdict_text
 from pipeline.reporting import ItemWork, LineDisplay, display_for
-from pipeline.reporting.display import LiveDisplay
+from pipeline.reporting.display import CampaignProgress, LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 
 
@@ -24,19 +24,36 @@ def lines_of() -> list[str]:
     return [line.split(maxsplit=1)[1] for line in text.splitlines()]
 
 
-def test_lines_are_one_for_each_item_and_step() -> None:
+def test_lines_count_builds_and_judges() -> None:
     lines = lines_of()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "3 outcomes to reach, 3 builds to do",
-        "build m cpu-x86-64-v4",
-        "build m portable",
-        "judge m cpu-x86-64-v4",
+        "build m cpu-x86-64-v4 (built 0 of 3, judged 0 of 3)",
+        "build m portable (built 0 of 3, judged 0 of 3)",
+        "built 1 of 3, judged 0 of 3",
+        "judge m cpu-x86-64-v4 (built 2 of 3, judged 0 of 3)",
     ]
-    assert lines[4].startswith(
-        f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (1 of 3 done, about "
-    )
-    assert CRASH.message not in lines[4], "the report prints it, once"
-    assert len(lines) == 5
+    assert lines[5].startswith(f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (built 2 of 3")
+    assert CRASH.message not in lines[5], "the report prints it, once"
+    assert len(lines) == 6
+
+
+def test_time_left_needs_a_build_and_judge() -> None:
+    progress = CampaignProgress()
+    progress.plan(2, WORK)
+    for event in EVENTS[:6]:
+        progress.add(event)
+        assert "left" not in progress.so_far
+    progress.add(EVENTS[6])
+    assert progress.so_far == "built 2 of 3, judged 1 of 2, about 1 min left"
+
+
+def test_skipped_recipes_are_not_waited_for() -> None:
+    progress = CampaignProgress()
+    progress.plan(2, WORK)
+    for event in (EVENTS[0], EVENTS[3], EVENTS[5]):
+        progress.add(event)
+    assert progress.so_far == "built 1 of 2, judged 0 of 2"
 
 
 def test_live_view_shows_outcomes_and_running_items() -> None:
@@ -51,30 +68,22 @@ def test_live_view_shows_outcomes_and_running_items() -> None:
 
     for event in EVENTS[:4]:
         display.show(event)
-    assert "0/5" in drawn()
+    assert "built 1 of 3, judged 0 of 2" in drawn()
     assert "build m cpu-x86-64-v4" in drawn()
     for event in EVENTS[4:]:
         display.show(event)
-    assert "1/5" in drawn()
+    assert "judged 1 of 2" in drawn()
     assert "m cpu-x86-64-v4" not in drawn()
     assert verdict_text(FAILED) in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_pipes_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with display_for(Console()) as display:
-        display.plan(2, WORK)
-        for event in EVENTS:
-            display.show(event)
-    assert "build m portable" in capsys.readouterr().out
-
-
-def test_verbose_terminals_get_lines() -> None:
+@pytest.mark.parametrize(
+    ("terminal", "verbose", "kind"),
+    [("xterm", False, LiveDisplay), ("xterm", True, LineDisplay), ("dumb", False, LineDisplay)],
+)
+def test_dumb_and_verbose_terminals_get_lines(
+    terminal: str, verbose: bool, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
     console = Console(file=io.StringIO(), force_terminal=True)
-    assert isinstance(display_for(console), LiveDisplay)
-    assert isinstance(display_for(console, verbose=True), LineDisplay)
-
-
-def test_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    console = Console(file=io.StringIO(), force_terminal=True)
-    assert isinstance(display_for(console), LineDisplay)
+    assert isinstance(display_for(console, verbose=verbose), kind)

@@ -4,7 +4,9 @@ keyboard; phone, dark, print.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from typer.testing import CliRunner
 
+from freezer.hardware import PORTABLE
 from freezer.store import Store
 from jobs import results
 from tests.support.past_campaigns import (
@@ -22,6 +25,7 @@ from tests.support.past_campaigns import (
     write_campaign,
 )
 
+ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium")
 
 pytestmark = pytest.mark.skipif(
@@ -42,6 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         [published("resnet", name) for name in CLASSES] + [failed("bert"), published("gone")],
     )
     outcomes = [published("resnet", name, speedup=1.5, key="2") for name in CLASSES]
+    outcomes += [published("uneven"), published("uneven", PORTABLE, eager_ms=26.0)]
     outcomes += [published("bert", speedup=2.4, key="2"), kept_eager("vad"), failed("router")]
     write_campaign(opened, "friday", outcomes, started=1_790_400_000.0)
     return opened
@@ -50,10 +55,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def report(store: Store) -> Path:
     """The report of the second campaign."""
-    path = store.root.parent / "report.html"
-    arguments = ["friday", "--store", store.uri, "--out", str(path)]
-    run = CliRunner().invoke(results.report_app, arguments)
+    folder = store.root.parent
+    with contextlib.chdir(folder):
+        run = CliRunner().invoke(results.report_app, ["friday", "--store", store.uri])
     assert run.exit_code == 0, run.output
+    path = folder / "report-friday.html"
+    assert str(path) in run.stdout
+    check = ["git", "check-ignore", "--no-index", path.name]
+    assert subprocess.run(check, cwd=ROOT, check=False).returncode == 0
     return path
 
 
@@ -107,18 +116,23 @@ def test_summary_answers_without_a_search(page: Page) -> None:
         " <b>use torch.cond</b>" in text
     )
     assert "vad cpu-x86-64-v4: kept-eager" in text
+    (unlike,) = page.locator("#unlike li").all_inner_texts()
+    for part in ("uneven", "20 ms", "26 ms"):
+        assert part in unlike
+    fallback = page.locator("a[href='#uneven/portable'] .verdict")
+    assert "fallback" in fallback.inner_text()
 
 
 def test_sort_filter_and_search(page: Page) -> None:
-    assert names(page) == ["resnet", "bert", "vad", "router"]
+    assert names(page) == ["resnet", "uneven", "bert", "vad", "router"]
     page.select_option("#sort", "speedup")
-    assert names(page) == ["bert", "resnet", "vad", "router"]
+    assert names(page) == ["bert", "uneven", "resnet", "vad", "router"]
     page.select_option("#verdict", "failed")
     assert names(page) == ["router"]
     page.select_option("#verdict", "")
     page.fill("#search", "kept")
     assert names(page) == ["vad"]
-    assert page.locator("#shown").inner_text() == "1 of 4 models"
+    assert page.locator("#shown").inner_text() == "1 of 5 models"
 
 
 def test_details_of_a_model(page: Page) -> None:
@@ -152,12 +166,19 @@ def test_keyboard_alone(page: Page) -> None:
     assert details(page).startswith("router")
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_fits_every_screen(page: Page, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 700})
+CUT = """() => [...document.querySelectorAll("body *")].filter((one) =>
+    getComputedStyle(one).overflowX !== "visible"
+    && (one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight)
+).map((one) => one.outerHTML.slice(0, 80))"""
+"""Elements that do not show all of their content."""
+
+
+def test_nothing_is_cut_on_a_phone(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 6000})
     page.reload()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    row = page.locator("#models tbody tr.item").first
-    assert (
-        row.evaluate("(row) => row.scrollHeight - row.clientHeight") <= 0
-    )  # every class is visible
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(CUT) == []
+    page.click("#models td a >> nth=0")
+    details(page)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert page.evaluate(CUT) == []

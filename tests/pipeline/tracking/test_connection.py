@@ -118,14 +118,7 @@ def test_a_database_that_answers_or_will_be_made(uri: str, tmp_path: Path) -> No
 
 
 def test_mlflow_that_does_not_answer(tmp_path: Path) -> None:
-    found = finding(f"http://{LOOPBACK}:{free_port()}")
-    assert (found.level, "start the server" in found.remedy) == ("error", True)
+    found = finding(f"http://me:secret@{LOOPBACK}:{free_port()}")
+    assert (found.level, "secret@" in found.text + found.remedy) == ("error", False)
     (tmp_path / "mlflow.db").write_text("no database" * 100)
     assert finding(f"sqlite:///{tmp_path}/mlflow.db").level == "error"
-    assert finding("./mlruns").level == "error"
-
-
-@pytest.mark.parametrize("server", ["http://me:secret@127.0.0.1:1"])
-def test_passwords_are_hidden(server: str) -> None:
-    found = finding(server)
-    assert "secret@" not in found.text + found.remedy

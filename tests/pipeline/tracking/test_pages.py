@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from urllib.parse import parse_qsl
+
 from mlflow.entities import Run
 
-from freezer.artifact import Artifact
+from freezer.artifact import Artifact, MeasuredDrift
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import CampaignEnd, CampaignStart
+from pipeline.tracking import CampaignEnd, CampaignStart, gains_link
 from pipeline.tracking.descriptions import NOTE
 from pipeline.tracking.projection import Projection
-from tests.support.outcomes import failed, outcome
+from tests.support.outcomes import candidate, failed, outcome
 from tests.support.projections import registered, runs_of
 
 CLASS = "cpu-x86-64-v4"
@@ -34,45 +37,49 @@ def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
 # Campaigns
 
 
-def test_a_campaign_describes_its_largest_gain(projection: Projection) -> None:
+def test_a_campaign_describes_largest_gain_and_drift(projection: Projection) -> None:
     gone = failed("gone", failure=Failure(kind="source", code="CP-SOURCE", message=""))
     gains = [gain(f"model-{number}", 1.0 + number) for number in range(1, 4)]
     noisy = gain("noisy", 512.0, clock="disturbed")
-    run = finished(projection, [*gains, gone, noisy])
+    far = outcome("far", drift=MeasuredDrift(error_ratio=2.5))
+    run = finished(projection, [*gains, gone, noisy, far])
     text = run.data.tags[NOTE]
-    assert text.startswith("**5 outcomes: 4 published, 1 failed**")
-    assert f"model-3 for {CLASS}, **4.00×**" in text
-    assert f'mlflow.pyfunc.load_model("models:/model-3@{CLASS}")' in text
+    counts, facts, load = text.split("\n\n")
+    assert counts == "**6 outcomes: 5 published, 1 failed**"
+    assert f"model-3 for {CLASS}, **4.00×**" in facts
+    assert "far for portable, error ratio 2.50" in facts
+    assert run.data.metrics["drift/error_ratio_largest"] == 2.5
+    assert f'mlflow.pyfunc.load_model("models:/model-3@{CLASS}")' in load
     assert run.data.metrics["speedup/largest"] == 4.0
     assert run.data.metrics["speedup/median"] == 3.0
 
 
-def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> None:
-    projection = Projection(projection.tracking_uri, "with parameters")
-    projection.start(
-        CampaignStart(
-            catalog="models/catalog.yaml",
-            started=0.0,
-            parameters={"torch": "2.13.0", "git_commit": "abc"},
-        )
-    )
-    run = finished(projection, [outcome("one"), gain("two", 2.0)])
-    expected = {
-        "catalog": "models/catalog.yaml",
-        "torch": "2.13.0",
-        "git_commit": "abc",
+def test_views_show_each_candidates_own_problem(projection: Projection) -> None:
+    candidates = (candidate("portable"), candidate("onnxruntime", problem="unsupported"))
+    kept = outcome("kept", verdict="kept-eager", reason="too slow", candidates=candidates)
+    projection.log_outcome(kept)
+    tags = projection.client.get_experiment(projection.experiment_id).tags
+    address, _, query = gains_link("http://host:5000", projection.experiment_id).partition("?")
+    assert address == f"http://host:5000/#/experiments/{projection.experiment_id}/runs"
+    assert dict(parse_qsl(query)) == {
+        "workflowType": "machine_learning",
+        "viewStateShareKey": "gains",
     }
-    assert run.data.params == expected
-    again = Projection(projection.tracking_uri, projection.campaign)
-    again.start(
-        CampaignStart(
-            catalog="models/catalog.yaml",
-            started=0.0,
-            parameters={"torch": "2.14.0", "git_commit": "abc"},
-        )
-    )
-    run = finished(again, [outcome("one"), gain("two", 3.0)])
-    assert run.data.params == expected, "MLflow's parameters cannot be changed"
+    problems = {}
+    for key in ("gains", "not-published"):
+        view = json.loads(json.loads(tags[f"mlflow.sharedViewState.{key}"])["state"])
+        runs = projection.client.search_runs([projection.experiment_id], view["searchFilter"])
+        problems[key] = {run.data.tags["coldpress.problem"] for run in runs}
+    assert problems == {"gains": set(), "not-published": {"too slow", "unsupported"}}
+
+
+def test_parameters_of_the_first_pass_stay(projection: Projection) -> None:
+    """MLflow's parameters cannot be changed."""
+    for torch in ("2.13.0", "2.14.0"):
+        opened = Projection(projection.tracking_uri, "with parameters")
+        opened.start(CampaignStart(catalog="c.yaml", started=0.0, parameters={"torch": torch}))
+        run = finished(opened, [outcome("one")])
+        assert run.data.params == {"catalog": "c.yaml", "torch": "2.13.0"}
 
 
 # Candidates

@@ -42,15 +42,7 @@ def test_a_candidate_becomes_a_run(projection: Projection) -> None:
     assert (winner.info.run_id, winner.info.status) == (run_id, "FINISHED")
     assert (winner.info.start_time, winner.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
     assert set(winner.data.params) == {"source", "num_threads", "capture"}
-    expected_metrics = {
-        "drift/error_ratio": 1.25,
-        "latency_ms/p50": 1.0,
-        "latency_ms/eager_p50": 2.0,
-        "speedup/value": 2.0,
-        "speedup/ci_low": 1.8,
-        "size_mb/payloads": 1.5,
-        "build_s/total": 2.5,
-    }
+    expected_metrics = {"drift/error_ratio": 1.25, "speedup/ci_low": 1.8, "build_s/total": 2.5}
     assert expected_metrics.items() <= winner.data.metrics.items()
     expected = {
         "mlflow.parentRunId": runs_of(projection, "campaign")[0].info.run_id,
@@ -204,11 +196,3 @@ def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projectio
     assert set(by_recipe(projection)) == {"portable", "torchscript-frozen"}
     assert by_recipe(projection)["portable"].data.metrics["speedup/value"] == 2.0
     assert resumed(projection, first).is_complete
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_replay_updates_the_completeness_mark(projection: Projection, complete: bool) -> None:
-    one = outcome("one")
-    projection.finish([one], FINISHED, complete=True)
-    resumed(projection).finish([one], FINISHED, complete=complete)
-    assert resumed(projection, one).is_complete == complete
