@@ -4,13 +4,12 @@ May import: freezer.
 Read first: outcome.py.
 """
 
+from pipeline.records.class_facts import LABEL, ClassFacts
 from pipeline.records.outcome import (
-    LABEL,
     SKIPPED,
     SOURCE_MODEL,
     SOURCE_VERSION,
     CandidateReport,
-    ClassFacts,
     Failure,
     FinishedBuild,
     Outcome,

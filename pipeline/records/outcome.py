@@ -22,29 +22,6 @@ from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, stored_as
 from freezer.hardware import device_class
 from freezer.spec import Clock
 
-LABEL = "coldpress.dev/"
-"""Prefix of the labels of a Ray node, followed by a device class that it serves; the value is
-`true`.
-"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassFacts:
-    """Toolchain and limits of the workers of a device class.
-
-    Attributes:
-        num_threads: CPUs of the smallest worker.
-        toolchain: versions that are part of every build key.
-        memory_bytes: memory for one item whose entry sets no limit; None if unknown.
-        is_best: whether it is the best class of one of them. Earlier releases did not store it.
-    """
-
-    num_threads: int
-    toolchain: Mapping[str, Any]
-    memory_bytes: int | None = None
-    is_best: bool = True
-
-
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
