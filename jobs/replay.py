@@ -14,11 +14,13 @@ from freezer.cli import StoreOption, exiting, say
 from freezer.errors import INFRASTRUCTURE, OK, UsageError
 from freezer.store import Store
 from pipeline.reporting import report_page
-from pipeline.tracking import replay
+from pipeline.tracking import DEFAULT_URI, replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-TrackingOption = Annotated[str, typer.Option("--tracking-uri", help="URI of MLflow.")]
+TrackingOption = Annotated[
+    str, typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="URI of MLflow.")
+]
 MlflowArtifactsOption = Annotated[
     Literal["copy", "reference"],
     typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
@@ -33,7 +35,7 @@ def main(
         bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
     ] = False,
     store: StoreOption = "./store",
-    tracking_uri: TrackingOption = "sqlite:///mlflow.db",
+    tracking_uri: TrackingOption = DEFAULT_URI,
     mlflow_artifacts: MlflowArtifactsOption = "copy",
 ) -> None:
     """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -81,18 +82,24 @@ def connect(address: str | None) -> Iterator[Cluster]:
             job's cluster.
 
     Raises:
-        UsageError: the address is that of a dashboard.
+        UsageError: the address is that of a dashboard, or this process uses Ray already.
         InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has
             not joined it.
     """
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
     joined = joined_address(address)
+    if ray.is_initialized():
+        raise UsageError(
+            "this process uses Ray already; call ray.shutdown() first, or run the campaign in"
+            " another process"
+        )
     try:
-        if joined:
-            _join(joined)
-        else:
-            _init_local()
+        with _handler_kept():
+            if joined:
+                _join(joined)
+            else:
+                _init_local()
     except AuthenticationError as error:
         raise token_rejected(joined or "this machine", error) from error
     except ColdpressError:
@@ -112,6 +119,17 @@ def connect(address: str | None) -> Iterator[Cluster]:
             yield Cluster(joined=bool(joined), head=head)
         finally:
             _leave(head)
+
+
+@contextlib.contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Keep the process's handler of SIGTERM; Ray's own would end it before anything is recorded."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _join(address: str) -> None:

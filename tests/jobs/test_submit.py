@@ -53,14 +53,6 @@ models:
         (["c.yaml", *PLACES, "--bogus"], r"No such option: --bogus"),
         (PLACES, r"(?i)missing argument 'catalog'"),
         (["c.yaml", *PLACES, "--recipe", "nonsense"], r"nonsense"),
-        (
-            ["c.yaml", *PLACES, "--device-class", "cpu-z80"],
-            r"unknown device class 'cpu-z80'; expected ",
-        ),
-        (
-            ["c.yaml", *PLACES, "--check", "--metrics", "127.0.0.1:9105"],
-            r"--check and --metrics exclude each other",
-        ),
     ],
 )
 def test_invalid_options_are_rejected_before_submission(arguments: list[str], message: str) -> None:
