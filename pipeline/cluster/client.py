@@ -89,17 +89,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
     joined = joined_address(address)
-    if ray.is_initialized():
-        raise UsageError(
-            "this process uses Ray already; call ray.shutdown() first, or run the campaign in"
-            " another process"
-        )
     try:
-        with _handler_kept():
-            if joined:
-                _join(joined)
-            else:
-                _init_local()
+        _start(joined)
     except AuthenticationError as error:
         raise token_rejected(joined or "this machine", error) from error
     except ColdpressError:
@@ -121,12 +112,21 @@ def connect(address: str | None) -> Iterator[Cluster]:
             _leave(head)
 
 
-@contextlib.contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Keep the process's handler of SIGTERM; Ray's own would end it before anything is recorded."""
+def _start(joined: str | None) -> None:
+    """Connect this process, and keep its handler of SIGTERM: Ray's own would end it before anything
+    is recorded.
+    """
+    if ray.is_initialized():
+        raise UsageError(
+            "this process uses Ray already; call ray.shutdown() first, or run the campaign in"
+            " another process"
+        )
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        if joined:
+            _join(joined)
+        else:
+            _init_local()
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
