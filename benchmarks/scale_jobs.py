@@ -17,8 +17,8 @@ from freezer.files import link_or_copy
 from freezer.hardware import PORTABLE, best_level, detect
 from freezer.spec import SamplingPolicy
 from freezer.store import WORK, Store
-from pipeline.campaign import Config
 from pipeline.catalog import read_catalog
+from pipeline.config import Config
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make_plan
 from pipeline.records import ClassFacts, Event, flat_json

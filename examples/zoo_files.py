@@ -154,7 +154,7 @@ def register_digits(tracking_uri: str, *, force: bool = False) -> str:
         FileNotFoundError: the weights of the digits have not been prepared.
     """
     uri = resolve(tracking_uri)
-    client = connect(uri)
+    client = connect(uri, create=True)
 
     import mlflow  # with the settings of the connection
 

@@ -87,3 +87,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'freezer' has no attribute {name!r}")
     module = importlib.import_module(_LAZY[name])
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

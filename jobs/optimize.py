@@ -24,13 +24,11 @@ from freezer.errors import (
     UsageError,
 )
 from freezer.files import check_file
-from freezer.freezing.recipes import select
-from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 
 if TYPE_CHECKING:
-    from pipeline.campaign import Config
+    from pipeline.config import Config
 
 WAIT_S = 1800.0
 """How long `--wait-for-nodes` waits."""
@@ -44,9 +42,6 @@ EXCLUSIONS = {
 }
 """Options without an effect beside another one."""
 
-REGISTRY_OPTIONS = ("filter_", "watch", "trust")
-"""Options that only apply to registries, by parameter."""
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 CatalogArgument = Annotated[
@@ -57,7 +52,7 @@ CatalogArgument = Annotated[
     ),
 ]
 AddressOption = Annotated[
-    str | None, typer.Option(help="Address of a Ray cluster. Default: a local Ray.")
+    str | None, typer.Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or a local Ray.")
 ]
 CampaignOption = Annotated[
     str | None,
@@ -149,7 +144,7 @@ def main(
     context: typer.Context,
     catalog: CatalogArgument,
     store: StoreOption = "./store",
-    tracking_uri: TrackingOption = "sqlite:///mlflow.db",
+    tracking_uri: TrackingOption = None,
     address: AddressOption = None,
     campaign: CampaignOption = None,
     device_class: ClassesOption = None,
@@ -171,36 +166,18 @@ def main(
     verbose: VerboseOption = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
-    from pipeline.campaign import Config
     from pipeline.cluster import check_address, in_child, joined_address
     from pipeline.reporting import LineDisplay
+    from pipeline.run import check as check_
     from pipeline.run import explain as explain_
 
-    check_options(context.params)
+    config = checked_config(context.params)
     check_address(address)
     if json is not None:
         check_file(json, "--json")
-    config = Config(
-        catalog=catalog,
-        store=store,
-        tracking_uri=tracking_uri,
-        campaign=campaign or campaign_name(catalog),
-        address=address,
-        device_classes=tuple(device_class or ()),
-        recipes=tuple(recipe or ()),
-        only=tuple(only or ()),
-        filter_string=filter_,
-        trust=trust,
-        keep_going=keep_going,
-        lift_quarantine=lift_quarantine,
-        allow_regression=allow_regression,
-        mlflow_artifacts=mlflow_artifacts,
-        policy=SamplingPolicy(accept_noise=accept_noise),
-        wait_s=WAIT_S if wait_for_nodes else None,
-    )
     answer_signals("the same command continues")
     if check:
-        _check(config)
+        say(f"{catalog}: entries: {check_(config, say)}, errors: 0")
         return
     once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
     drive: Callable[[], int | None] = once
@@ -244,50 +221,54 @@ def _run(
     return report.exit_code
 
 
-def _check(config: Config) -> None:
-    """Read the catalog, and print the number of its entries."""
-    from pipeline.catalog import refuse_bad_entries
-    from pipeline.run import read
-
-    catalog = read(config)
-    refuse_bad_entries(catalog.problems, keep_going=False)
-    say(f"{config.catalog}: entries: {len(catalog.entries)}, errors: 0")
-
-
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Reject invalid values, and options that would have no effect.
+def checked_config(options: Mapping[str, Any]) -> Config:
+    """Return the campaign that options describe.
 
     Args:
         options: parsed options, by the names of the parameters of `main`.
 
     Raises:
-        UsageError: an option is rejected.
+        UsageError: a value is invalid, or an option would have no effect.
     """
     from pipeline.catalog import is_registry
     from pipeline.cluster import in_job
-    from pipeline.ledger import check_campaign
+    from pipeline.config import Config
+    from pipeline.tracking import default_tracking_uri
 
-    check_campaign(options["campaign"] or campaign_name(options["catalog"]))
+    config = Config(
+        catalog=options["catalog"],
+        store=options["store"],
+        tracking_uri=options["tracking_uri"] or default_tracking_uri(),
+        campaign=options["campaign"] or "",
+        address=options["address"],
+        device_classes=tuple(options["device_class"] or ()),
+        recipes=tuple(options["recipe"] or ()),
+        only=tuple(options["only"] or ()),
+        filter_string=options["filter_"],
+        trust=options["trust"],
+        keep_going=options["keep_going"],
+        lift_quarantine=options["lift_quarantine"],
+        allow_regression=options["allow_regression"],
+        mlflow_artifacts=options["mlflow_artifacts"],
+        policy=SamplingPolicy(accept_noise=options["accept_noise"]),
+        wait_s=WAIT_S if options["wait_for_nodes"] else None,
+    )
+    config.check()
     if in_job():
         check_locations(options)
-    select(options["recipe"] or (), portable=False)
-    for name in options["device_class"] or ():
-        if name != "auto":
-            known_class(name)
-    if not is_registry(options["catalog"]):
-        for name in REGISTRY_OPTIONS:
-            if options[name]:
-                raise UsageError(f"--{name.strip('_')} only applies to `mlflow:` catalogs")
     for name, others in EXCLUSIONS.items():
         for other in others:
             if options[name] and options[other]:
                 raise UsageError(
                     f"--{name} and --{other} exclude each other; leave one of them out"
                 )
+    if options["watch"] and not is_registry(options["catalog"]):
+        raise UsageError("--watch only applies to `mlflow:` catalogs")
+    return config
 
 
 def check_locations(options: Mapping[str, Any]) -> None:
@@ -298,15 +279,6 @@ def check_locations(options: Mapping[str, Any]) -> None:
     if options["json"] is not None:
         locations["--json"] = str(options["json"])
     check_absolute(locations)
-
-
-def campaign_name(catalog: str) -> str:
-    """Return the catalog's name."""
-    from pipeline.catalog import is_registry
-
-    if is_registry(catalog):
-        return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
-    return Path(catalog).stem.lower()
 
 
 if __name__ == "__main__":

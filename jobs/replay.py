@@ -16,7 +16,14 @@ from freezer.store import Store
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-TrackingOption = Annotated[str, typer.Option("--tracking-uri", help="URI of MLflow.")]
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        help="URI of MLflow. Default: sqlite:///mlflow.db.",
+    ),
+]
 MlflowArtifactsOption = Annotated[
     Literal["copy", "reference"],
     typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
@@ -31,19 +38,19 @@ def main(
         bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
     ] = False,
     store: StoreOption = "./store",
-    tracking_uri: TrackingOption = "sqlite:///mlflow.db",
+    tracking_uri: TrackingOption = None,
     mlflow_artifacts: MlflowArtifactsOption = "copy",
 ) -> None:
     """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""
     from pipeline.reporting import report_page
-    from pipeline.tracking import replay
+    from pipeline.tracking import default_tracking_uri, replay
 
     if every == (campaign is not None):
         raise UsageError("expected one campaign, or --all")
     opened = Store.open(store)
     failures = replay(
         opened,
-        tracking_uri,
+        tracking_uri or default_tracking_uri(),
         campaign,
         mode=mlflow_artifacts,
         page=report_page,

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _REFUSED: Any = typer.BadParameter.__bases__[0]
 """Typer's error for invalid options; newer releases bundle their own click."""
 
+ADDRESSES = ["RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"]
+"""Variables of `ray job submit`."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -42,7 +45,10 @@ EnvOption = Annotated[
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted before the job was submitted")
 def main(
     context: typer.Context,
-    address: Annotated[str, typer.Option(help="Dashboard of the head: http://HEAD:8265.")],
+    address: Annotated[
+        str,
+        typer.Option(envvar=ADDRESSES, help="Dashboard of the head: http://HEAD:8265."),
+    ],
     detach: Annotated[bool, typer.Option("--detach", help="Submit, but do not follow.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")
@@ -64,8 +70,9 @@ def main(
         say(f"would submit {_described(upload)}")
         _list_files(upload)
         return
-    campaign = options["campaign"] or optimize.campaign_name(options["catalog"])
-    arguments = list(context.args)
+    campaign = optimize.checked_config(options).campaign
+    # The job does not have the variables of this process; an option given twice is the last one.
+    arguments = ["--tracking-uri", options["tracking_uri"], *context.args]
     if upload.catalog is not None:
         arguments[arguments.index(options["catalog"])] = upload.catalog
     if options["campaign"] is None:
@@ -159,7 +166,7 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
         sys.exit(0)
     except _REFUSED as error:
         raise UsageError(f"{error.format_message()} See `coldpress optimize --help`.") from error
-    optimize.check_options(options)
+    optimize.checked_config(options)
     optimize.check_locations(options)
     return options
 

@@ -12,9 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
-from freezer.spec import SamplingPolicy
 from freezer.store import Store
-from pipeline.catalog import is_registry
+from pipeline.config import Config
 from pipeline.ledger import (
     CampaignRecord,
     Continued,
@@ -30,52 +29,12 @@ from pipeline.records import Event, Outcome
 from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
-    ArtifactMode,
     CampaignEnd,
     CampaignStart,
     Tracker,
     TrackerProcess,
     outcomes_digest,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
-    """Configuration of a campaign.
-
-    Attributes:
-        catalog: path of the catalog, or `mlflow:` for a whole registry.
-        filter_string: selects the models of a registry, in MLflow's syntax.
-        trust: whether pickled models of a registry may be loaded.
-        store, tracking_uri: receive artifacts and records.
-        address: of a Ray cluster; None starts one on this machine.
-        campaign: its name; the same name continues the same campaign.
-        device_classes, recipes: replace those of the entries; empty keeps theirs.
-        only: globs over entry names; empty takes every entry.
-        keep_going: run the good entries if others are bad.
-        lift_quarantine: retry what crashed in earlier campaigns.
-        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
-        mlflow_artifacts: whether MLflow stores artifacts or references.
-        policy: of sampling.
-        wait_s: how long to wait for nodes of a class that has none; None does not wait.
-    """
-
-    catalog: str
-    store: str
-    tracking_uri: str
-    campaign: str
-    address: str | None = None
-    device_classes: tuple[str, ...] = ()
-    recipes: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    filter_string: str | None = None
-    trust: bool = False
-    keep_going: bool = False
-    lift_quarantine: bool = False
-    allow_regression: bool = False
-    mlflow_artifacts: ArtifactMode = "copy"
-    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
-    wait_s: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -150,12 +109,12 @@ class Campaign:
             )
             members.append(member)
         return CampaignRecord(
-            catalog=self.config.catalog,
+            catalog=self.config.catalog_name,
             started=continued.started,
             members=tuple(members),
             problems=tuple(skipped),
             facts=self.plan.facts,
-            driver=driver_facts(self.config.catalog),
+            driver=driver_facts(self.config.files),
         )
 
     def _execute(
@@ -202,7 +161,7 @@ class Campaign:
         """Open the campaign in MLflow."""
         self.tracker.start(
             CampaignStart(
-                catalog=self.config.catalog,
+                catalog=self.config.catalog_name,
                 started=continued.started,
                 parameters=parameters,
                 expected=outcomes_digest(finished) if self.plan.is_finished else None,
@@ -267,17 +226,15 @@ def _place(of: Outcome | Member) -> tuple[str, str]:
     return of.model, of.device_class
 
 
-def driver_facts(catalog: str) -> dict[str, str]:
+def driver_facts(files: Path) -> dict[str, str]:
     """Return the versions of the driver's packages, and the commit of the checkout that contains
-    the catalog, if there is one.
+    the catalog or working directory, if there is one.
     """
     facts: dict[str, str] = {}
     for name in ("coldpress", "ray", "mlflow"):
         with suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)
-    if is_registry(catalog):
-        return facts
-    folder = Path(catalog).absolute().parent
+    folder = files if files.is_dir() else files.parent
     command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError):  # git is not installed
         done = subprocess.run(

@@ -13,7 +13,6 @@ report       the table, the JSON and the HTML page                         repor
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +20,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from freezer.errors import CatalogError, InfrastructureError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
-from pipeline.campaign import Campaign, Config
+from pipeline.campaign import Campaign
 from pipeline.catalog import (
     Catalog,
     Entry,
     is_registry,
     read_catalog,
+    read_entries,
     read_registry,
     refuse_bad_entries,
 )
 from pipeline.cluster import connect, joined_address
+from pipeline.config import Config
 from pipeline.ledger import CampaignRecord, Continued, Ledger
 from pipeline.planning import (
     FileDigests,
@@ -44,7 +47,7 @@ from pipeline.planning import (
     make_plan,
 )
 from pipeline.records import ClassFacts, Event, LiveFigures, Outcome
-from pipeline.reporting import CampaignReport, Display, explain_plan
+from pipeline.reporting import CampaignReport, Display, display_for, explain_plan
 from pipeline.scheduling import (
     BuildRecords,
     Executor,
@@ -55,6 +58,7 @@ from pipeline.scheduling import (
 )
 from pipeline.sources import Materials
 from pipeline.tracking import TrackerProcess
+from pipeline.worker import infer_inputs
 from pipeline.workspace import remove_abandoned, workplace
 
 
@@ -77,16 +81,22 @@ class Work:
         }
 
 
-def run(config: Config, display: Display) -> CampaignReport:
+def run(config: Config, display: Display | None = None) -> CampaignReport:
     """Run a campaign until it ends or is interrupted.
+
+    Args:
+        config: what to run, and where.
+        display: shows the events; by default it prints them.
 
     Raises:
         CatalogError: the catalog or some entries are bad; nothing was started.
-        UsageError: no driver can use the address.
+        UsageError: a setting is invalid.
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    work, note = prepare(config), notes(display)
+    display = display or display_for(Console())
+    note = notes(display)
+    work = prepare(config, note)
     ledger = Ledger(work.store, config.campaign, note)
     tracker = TrackerProcess(
         config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
@@ -129,7 +139,8 @@ def explain(config: Config, display: Display) -> None:
     Raises:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
-    work, note = prepare(config), notes(display)
+    note = notes(display)
+    work = prepare(config, note)
     with (
         Ledger(
             work.store,
@@ -158,26 +169,45 @@ def read(config: Config) -> Catalog:
     """Read the catalog of a campaign.
 
     Raises:
+        UsageError: a setting is invalid.
         CatalogError: it is not a catalog, or is empty. Errors of single entries are in `problems`.
     """
-    if is_registry(config.catalog):
+    config.check()
+    config.check_places()
+    if config.entries is not None:
+        return read_entries(config.entries, only=config.only)
+    if is_registry(config.catalog_name):
         return read_registry(
-            config.catalog,
+            config.catalog_name,
             config.tracking_uri,
             filter_string=config.filter_string,
             trust=config.trust,
             only=config.only,
         )
-    return read_catalog(Path(config.catalog), only=config.only)
+    return read_catalog(Path(config.catalog_name), only=config.only)
 
 
-def prepare(config: Config) -> Work:
+def check(config: Config, note: Callable[[str], None]) -> int:
+    """Check the entries of the catalog, and return their number.
+
+    Raises:
+        BadEntriesError: an entry is bad.
+        CatalogError, UsageError: as `run`.
+    """
+    catalog = read(config)
+    _, refused = infer_inputs(catalog.entries, {}, note)
+    refuse_bad_entries((*catalog.problems, *refused), keep_going=False)
+    return len(catalog.entries)
+
+
+def prepare(config: Config, note: Callable[[str], None]) -> Work:
     """Read the catalog, and bring what the keys of its entries need.
 
     Raises:
         CatalogError, UsageError, StoreUnreachableError: as `run`.
         InfrastructureError: MLflow is needed and cannot be reached.
     """
+    note(config.places)
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)
@@ -188,9 +218,10 @@ def prepare(config: Config) -> Work:
         digests,
         place=workplace(store.uri),
     )
-    entries, unusable = materials.resolve(catalog.entries)
+    resolved, unusable = materials.resolve(catalog.entries)
+    entries, refused = infer_inputs(resolved, digests.known, note)
     digests.save()
-    problems = (*catalog.problems, *unusable)
+    problems = (*catalog.problems, *unusable, *refused)
     refuse_bad_entries(problems, keep_going=config.keep_going)
     return Work(
         store=store,
@@ -217,17 +248,12 @@ def _assembled(
     joined, store = joined_address(config.address), work.store
     text = f"connecting to Ray at {joined}" if joined else "starting Ray on this machine"
     notes(display)(text)
-    files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
     shared = SharedFiles(
         store=store.root,
-        files=files,
+        files=config.files,
         bucket_uri=store.uri if store.remote is not None else None,
     )
-    on_sigterm = signal.getsignal(signal.SIGTERM)
     with connect(config.address) as cluster:
-        if callable(on_sigterm):
-            # Ray's own handler would end the process before anything is recorded.
-            signal.signal(signal.SIGTERM, on_sigterm)
         fleet = Fleet(
             cluster,
             display.show,

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +44,7 @@ from freezer.freezing.models import (
     check_mode,
     example_spec,
     generators_kept,
+    inferred_inputs,
     load_source,
     own_spec,
     prepare,
@@ -49,12 +52,15 @@ from freezer.freezing.models import (
 )
 from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
+from freezer.freezing.progress import reported
 from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.sources import Source
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.runtime.tensor_files import read_samples
-from freezer.spec import InputSpec, Objective
+from freezer.spec import InputSpec, Objective, declared_spec
+
+logger = logging.getLogger("coldpress")
 
 __all__ = [
     "FreezeOptions",
@@ -134,6 +140,13 @@ def freeze_source(
     """
     check_out(out, "out")
     device_class, device = resolve_device(None, options.device_class, options.device)
+    if source.kind == "transformers":  # before its weights are loaded
+        declared = inferred_inputs(source, spec, samples)
+        if declared is not None:
+            logger.info("inferred from the model's class and config:")
+            for name, value in declared.items():
+                logger.info("%s: %s", name, json.dumps(value))
+            spec = declared_spec(**declared)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
     target = freeze_target(subject, device_class, device, options)
     return freeze_subject(
@@ -190,7 +203,7 @@ def freeze_subject(
     clear_evidence(out, (target.device_class.name, PORTABLE))
     clear_out(out)
     subject = to_device(subject, target.device)
-    with generators_kept():
+    with generators_kept(), reported(options.progress):
         result = _freeze_for(subject, target, out, source, options)
         if result.verdict != "unstable":
             shutil.rmtree(builds_of(out), ignore_errors=True)

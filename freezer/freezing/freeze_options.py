@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class FreezeOptions:
         device: the device to freeze on, such as `cuda:1`. With `device_class="auto"` its class is
             used. By default, for a CUDA class, the GPU that holds the model if it is of that class,
             or else the current one.
+        progress: called with each line of progress. By default they are printed on a terminal.
     """
 
     name: str = "model"
@@ -57,6 +58,7 @@ class FreezeOptions:
     preserve: Sequence[str] = ()
     reset: str | None = None
     device: str | None = None
+    progress: Callable[[str], object] | None = None
 
     def for_subject(self, device: torch.device, *, fill_up: bool = False) -> SubjectOptions:
         """The options of `prepare` among these."""

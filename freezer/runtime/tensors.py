@@ -200,7 +200,7 @@ def _flatten(
     else:
         remedy = "return those from forward"
         if kind.__name__.endswith("Cache"):  # of transformers, which return it by default
-            remedy = "set use_cache=False in the model's config"
+            remedy = "pass the input use_cache=False (`use_cache: {value: false}`)"
         raise CaptureError(
             f"{path} is a {name}; expected tensors, constants, or tuples, lists, dicts and"
             f" dataclasses of them: {remedy}",

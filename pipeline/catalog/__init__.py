@@ -7,6 +7,7 @@ Read first: reading.py.
 from pipeline.catalog.files import (
     read_file,
 )
+from pipeline.catalog.python_entries import PYTHON, CatalogEntry
 from pipeline.catalog.reading import (
     SOURCE_RUN,
     Catalog,
@@ -14,17 +15,21 @@ from pipeline.catalog.reading import (
     is_registry,
     of_version,
     read_catalog,
+    read_entries,
     read_registry,
     refuse_bad_entries,
 )
 
 __all__ = [
+    "PYTHON",
     "SOURCE_RUN",
     "Catalog",
+    "CatalogEntry",
     "Entry",
     "is_registry",
     "of_version",
     "read_catalog",
+    "read_entries",
     "read_file",
     "read_registry",
     "refuse_bad_entries",

@@ -46,8 +46,8 @@ from pipeline.catalog.field_problems import (
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 
-KNOWS_ITS_INPUTS = ("export", "mlflow")
-"""Kinds of sources that declare their inputs, so that an entry need not."""
+KNOWS_ITS_INPUTS = ("export", "mlflow", "transformers")
+"""Kinds of sources whose inputs are known, so that an entry need not declare them."""
 
 REGISTRY = "mlflow:"
 

@@ -16,6 +16,7 @@ from freezer.spec import InputSpec, Limits, Objective
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
 from pipeline.catalog.field_problems import FieldError, field_error
 from pipeline.catalog.files import EMPTY, Record, read_file
+from pipeline.catalog.python_entries import CatalogEntry, as_file
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION
 
 if TYPE_CHECKING:
@@ -136,6 +137,23 @@ def read_catalog(path: Path, *, only: Sequence[str] = ()) -> Catalog:
     )
 
 
+def read_entries(given: Sequence[CatalogEntry], *, only: Sequence[str] = ()) -> Catalog:
+    """Read a catalog of Python objects, whose paths are relative to the working directory.
+
+    Raises:
+        CatalogError, UsageError: as `read_catalog`; a function cannot be imported by workers.
+    """
+    records = [
+        Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)
+    ]
+    return _read_records(
+        records,
+        folder=Path.cwd(),
+        origin="the catalog",
+        only=only,
+    )
+
+
 def read_registry(
     catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: Sequence[str]
 ) -> Catalog:
@@ -218,7 +236,7 @@ def _read_records(
                 problems.append(_error(record, label, problem))
     if not entries and not problems:
         globs = " or ".join(map(repr, only))
-        message = f"{origin} has no entry that matches {globs}"
+        message = f"{origin} has no entry" + (f" that matches {globs}" if only else "")
         raise CatalogError(message, field="--only", code=EMPTY)
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import socket
 import sys
 import threading
@@ -83,7 +84,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
             job's cluster.
 
     Raises:
-        UsageError: the address is that of a dashboard.
+        UsageError: the address is that of a dashboard, or this process uses Ray already.
         InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has
             not joined it.
     """
@@ -91,10 +92,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
     joined = joined_address(address)
     try:
-        if joined:
-            _join(joined)
-        else:
-            _init_local()
+        _start(joined)
     except AuthenticationError as error:
         raise token_rejected(joined or "this machine", error) from error
     except ColdpressError:
@@ -114,6 +112,26 @@ def connect(address: str | None) -> Iterator[Cluster]:
             yield Cluster(joined=bool(joined), head=head)
         finally:
             _leave(head)
+
+
+def _start(joined: str | None) -> None:
+    """Connect this process, and keep its handler of SIGTERM: Ray's own would end it before anything
+    is recorded.
+    """
+    if ray.is_initialized():
+        raise UsageError(
+            "this process uses Ray already; call ray.shutdown() first, or run the campaign in"
+            " another process"
+        )
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if joined:
+            _join(joined)
+        else:
+            _init_local()
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _join(address: str) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.store import Store
+from pipeline.catalog import PYTHON
 from pipeline.ledger import (
     LEDGER,
     CampaignRecord,
@@ -248,9 +249,11 @@ def in_words(status: Status, store: str) -> list[str]:
         lines.append(f"  {place}: {outcome.verdict}: {outcome.reason}")
     if status.state in WHY:
         options = [status.catalog, "--campaign", status.campaign, "--store", store]
-        again = shlex.join(["coldpress", "optimize", *options])
+        again = f"`{shlex.join(['coldpress', 'optimize', *options])}` (or `coldpress submit`)"
+        if status.catalog == PYTHON:
+            again = "the same call of pipeline.run"
         lines.append(
-            f"{WHY[status.state]}: `{again}` (or `coldpress submit`), with its original options,"
+            f"{WHY[status.state]}: {again}, with its original options,"
             " continues; finished work is not repeated"
         )
     return lines

@@ -250,5 +250,5 @@ def _error_of(what: str) -> Iterator[None]:
     """Turn an error of a file into a failure of its entry, instead of the campaign."""
     try:
         yield
-    except (OSError, SyntaxError, ValueError) as error:
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
         raise SourceError(f"{what}: {type(error).__name__}: {error}", code="CP-FETCH") from error

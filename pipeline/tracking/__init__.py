@@ -7,7 +7,10 @@ Read first: projection.py.
 
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart, outcomes_digest
 from pipeline.tracking.connection import (
+    DEFAULT_URI,
     MODELS,
+    check_database,
+    default_tracking_uri,
 )
 from pipeline.tracking.ledger_replay import (
     replay,
@@ -37,6 +40,7 @@ from pipeline.tracking.tracker import (
 )
 
 __all__ = [
+    "DEFAULT_URI",
     "MODELS",
     "ArtifactMode",
     "CampaignEnd",
@@ -45,6 +49,8 @@ __all__ = [
     "RegistryModel",
     "Tracker",
     "TrackerProcess",
+    "check_database",
+    "default_tracking_uri",
     "describe",
     "download",
     "gains_link",

@@ -26,7 +26,7 @@ from freezer.errors import (
     first_line,
     without_credentials,
 )
-from freezer.files import check_file, move
+from freezer.files import move
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,6 +73,10 @@ MODELS = "models:/"
 """Scheme of the URIs of registered models and of logged models."""
 
 SQLITE = "sqlite:///"
+DATABASE = "mlflow.db"
+"""File name of the databases that a campaign makes."""
+
+DEFAULT_URI = f"{SQLITE}{DATABASE}"
 
 _MAKE = (
     "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1],"
@@ -92,15 +96,42 @@ def preload() -> None:
     import mlflow  # noqa: F401
 
 
-def connect(tracking_uri: str) -> MlflowClient:
-    """Return a client of a tracking server or database; create the sqlite database if it does not
-    exist.
+def default_tracking_uri() -> str:
+    """The URI that MLflow's own variable sets, or the database of the working directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+
+
+def check_database(tracking_uri: str, *, create: bool = False) -> None:
+    """Check that a sqlite database exists, or may be created: a file `mlflow.db` in a folder that
+    exists. Any other is more likely a mistake.
+
+    Args:
+        tracking_uri: URI of MLflow.
+        create: whether a database may be created.
+
+    Raises:
+        UsageError: it does not exist, or the URI is invalid.
+    """
+    path = database_file(resolve(tracking_uri))
+    if path is None or path.exists():
+        return
+    if not create or path.name != DATABASE or not path.parent.is_dir():
+        raise UsageError(
+            f"tracking URI {tracking_uri!r}: there is no database {path}; correct the URI."
+            f" Campaigns create a database only if it is named {DATABASE}, in a folder that exists"
+        )
+
+
+def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
+    """Return a client of a tracking server or database.
 
     Args:
         tracking_uri: URI from `resolve`: `sqlite:///FILE`, `http://HOST:PORT`, or another that
             MLflow supports.
+        create: create the sqlite database if it does not exist; see `check_database`.
 
     Raises:
+        UsageError: the sqlite database does not exist.
         InfrastructureError: nothing answers there.
         MissingDependencyError: mlflow is not installed.
     """
@@ -112,12 +143,14 @@ def connect(tracking_uri: str) -> MlflowClient:
         ) from error
     from mlflow import MlflowClient
 
+    check_database(tracking_uri, create=create)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri
     with reaching(tracking_uri):
         path = database_file(tracking_uri)
         if path is not None:
             _ensure_database(path)
         _probe(tracking_uri)
-        client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+        client = MlflowClient(tracking_uri=tracking_uri, registry_uri=registry_uri)
         client.search_experiments(max_results=1)
         return client
 
@@ -230,7 +263,6 @@ def _probe(tracking_uri: str) -> None:
 
 def _ensure_database(path: Path) -> None:
     """Create a sqlite database unless it exists; processes of this machine wait for each other."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Lock the folder: closing a second handle of the file would release sqlite's own locks in this
     # process.
     handle = os.open(path.parent, os.O_RDONLY)
@@ -284,7 +316,7 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
         uri = resolve(request.tracking_uri)
         path = database_file(uri)
         if path is not None and not path.exists():
-            check_file(path, "--tracking-uri")
+            check_database(uri, create=True)
             text += ": does not exist; the first campaign makes it"
         else:
             connect(uri)

@@ -9,6 +9,7 @@ that one process writes for a campaign at a time.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 EXPERIMENT = "coldpress"
+"""Name of the experiment, unless MLFLOW_EXPERIMENT_NAME is set."""
+
 ABOUT = (
     "Models frozen by Coldpress. A campaign is a run; its children are the candidates: a recipe on"
     " a model for a device class."
@@ -101,7 +104,7 @@ class Projection:
     def __init__(self, tracking_uri: str, campaign: str) -> None:
         self.tracking_uri = resolve(tracking_uri)
         self.campaign = campaign
-        self.client = connect(self.tracking_uri)
+        self.client = connect(self.tracking_uri, create=True)
         with reaching(self.tracking_uri):
             self.experiment_id = open_experiment(self.client, self.tracking_uri)
         self.is_complete = False
@@ -310,24 +313,25 @@ def open_experiment(client: MlflowClient, tracking_uri: str) -> str:
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(EXPERIMENT)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    found = client.get_experiment_by_name(name)
     if found is None:
         path = database_file(tracking_uri)
         # Beside the database, not in the working directory of the first driver.
-        location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
+        location = None if path is None else (path.parent / "mlruns" / name).as_uri()
         try:
             client.create_experiment(
-                EXPERIMENT,
+                name,
                 artifact_location=location,
                 tags={NOTE: ABOUT},
             )
         except MlflowException as error:  # another driver may create it at the same moment
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        found = client.get_experiment_by_name(EXPERIMENT)
+        found = client.get_experiment_by_name(name)
     if found is None or found.lifecycle_stage != "active":
         raise InfrastructureError(
-            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with"
+            f"MLflow's experiment {name!r} at {tracking_uri} was deleted; restore it with"
             " `mlflow experiments restore -x ID` or remove it permanently with `mlflow gc`"
         )
     for name, state in VIEWS.items():

@@ -5,6 +5,7 @@ A version that is a frozen artifact of ours is never a source. mlmodel.py reads 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
                 artifact_uri=location,
                 dst_path=str(dest),
                 tracking_uri=client.tracking_uri,
-                registry_uri=client.tracking_uri,
+                registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or client.tracking_uri,
             )
         # every storage has its own errors; a listing separates missing files from a missing storage
         except Exception as error:

@@ -7,6 +7,7 @@ Read first: build_task.py, then judge_task.py.
 from pipeline.worker.build_task import (
     build,
 )
+from pipeline.worker.infer_task import infer_inputs
 from pipeline.worker.judge_task import (
     judge,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "JudgeRequest",
     "JudgeResult",
     "build",
+    "infer_inputs",
     "judge",
     "probe",
 ]

@@ -29,7 +29,10 @@ def imported_by(code: str, *args: object) -> str:
 
 def test_import_freezer_is_light() -> None:
     assert (
-        imported_by("import freezer; freezer.DeviceClass, freezer.Dim, freezer.IncompatibleError")
+        imported_by(
+            "import freezer; assert dir(freezer) == freezer.__all__;"
+            " freezer.DeviceClass, freezer.Dim, freezer.IncompatibleError"
+        )
         == "[]"
     )
 

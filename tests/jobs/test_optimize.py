@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
+import pipeline
 from freezer.errors import CatalogError
-from pipeline.campaign import Config
+from pipeline.config import Config
 from pipeline.reporting import CampaignReport
 from tests.support.steps import HERE
 
@@ -71,20 +73,14 @@ def written(folder: Path, device_class: str) -> str:
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_explain_needs_no_ray(tmp_path: Path) -> None:
-    arguments = [written(tmp_path, "auto"), "--explain", "--store", str(tmp_path / "store")]
+def test_explain_plans_all_classes_without_ray(tmp_path: Path) -> None:
+    catalog = written(tmp_path, "auto, cuda-sm75")
+    arguments = [catalog, "--explain", "--store", str(tmp_path / "store")]
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert f"good {HERE}: build torchscript-frozen; judge (never done)" in done.output
+    for name in (HERE, "cuda-sm75"):
+        assert f"good {name}: build torchscript-frozen; judge (never done)" in done.output
     assert "good portable: build portable; judge (never done)" in done.output
-
-
-@pytest.mark.usefixtures("without_ray")
-def test_explain_plans_classes_of_other_machines(tmp_path: Path) -> None:
-    arguments = [written(tmp_path, "cuda-sm75"), "--explain", "--store", str(tmp_path / "store")]
-    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
-    assert "cuda-sm75: this machine does not serve it" in done.output
-    assert "good cuda-sm75: build torchscript-frozen; judge (never done)" in done.output
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -143,3 +139,44 @@ def test_watch_repeats_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("pipeline.run.run", run)
     done = CliRunner().invoke(jobs.optimize.app, ["mlflow:", "--watch", "1"])
     assert (done.exit_code, passes) == (130, [0, 1, 2])
+
+
+REFUSED = """
+models:
+  - {name: cache, source: "transformers:gpt", inputs: {input_ids: {shape: [1, 8], dtype: int64}}}
+  - {name: code, source: "transformers:own"}
+  - {name: good, source: "transformers:gpt"}
+"""
+GPT = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "model_type": "gpt2"}
+OWN = {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModel": "own.M"}}
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_check_refuses_what_a_run_would(tmp_path: Path) -> None:
+    for name, config in {"gpt": {**GPT, "architectures": ["GPT2LMHeadModel"]}, "own": OWN}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "c.yaml").write_text(REFUSED)
+    done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), "--check"])
+    assert done.exit_code == 2
+    codes = re.findall(r"^(CP-[\w-]+): entry '(\w+)'", done.stderr, re.MULTILINE)
+    assert codes == [("CP-OUTPUTS", "cache"), ("CP-TRUST", "code")]
+
+
+def test_variables_of_other_tools_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    configs: list[Config] = []
+
+    def run(config: Config, display: object) -> CampaignReport:
+        configs.append(config)
+        return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
+
+    monkeypatch.setattr(jobs.optimize, "run", run)
+    monkeypatch.setattr(jobs.optimize, "in_child", lambda drive: drive())
+    assert CliRunner().invoke(jobs.optimize.app, ["c.yaml"]).exit_code == 0
+    entry = pipeline.Entry(name="a", source="python:m:f")
+    configs.append(pipeline.Config(catalog=[entry]))
+    for config in configs:
+        assert config.tracking_uri == "http://mlflow:5000"
+        assert "head:6379" in config.places

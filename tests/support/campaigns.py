@@ -24,8 +24,9 @@ from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency,
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
-from pipeline.campaign import Campaign, Config
+from pipeline.campaign import Campaign
 from pipeline.catalog import Entry
+from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
 from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome

@@ -24,8 +24,9 @@ from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
-from pipeline.campaign import Campaign, Config
+from pipeline.campaign import Campaign
 from pipeline.cluster import Done, Handle
+from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
 from pipeline.records import Failure

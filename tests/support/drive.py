@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from freezer.spec import SamplingPolicy
-from pipeline.campaign import Config
+from pipeline.config import Config
 from pipeline.reporting import LineDisplay
 from pipeline.run import run
 

@@ -26,7 +26,7 @@ import pipeline.worker.judge_task
 from freezer.cli import exiting
 from freezer.errors import INFRASTRUCTURE
 from freezer.spec import SamplingPolicy
-from pipeline.campaign import Config
+from pipeline.config import Config
 from pipeline.reporting import LineDisplay
 from pipeline.run import run
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from freezer.errors import FreezeError
+from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import Attempt
@@ -216,7 +216,8 @@ def build_all(
     handled = sys.exception()
     kind = target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
-    for recipe in select(recipes, portable=kind == PORTABLE, installed=installed):
+    selected = select(recipes, portable=kind == PORTABLE, installed=installed)
+    for index, recipe in enumerate(selected, start=1):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         if kept and (kept / folder.name / CANDIDATE).is_file():
             builds.folders[recipe.name] = kept / folder.name
@@ -224,7 +225,8 @@ def build_all(
             continue
         folder.mkdir()
         builds.folders[recipe.name] = folder
-        logger.info("building %s for %s", recipe.name, target.device_class.name)
+        count = f"{index} of {len(selected)}"
+        logger.info("building %s for %s (%s)", recipe.name, target.device_class.name, count)
         try:
             builds.candidates.append(
                 build(
@@ -238,4 +240,5 @@ def build_all(
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error
+            logger.info("%s was not built: %s", recipe.name, first_line(error))
     return builds

@@ -7,7 +7,8 @@ docs/reference/contract.md has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ from freezer.freezing.judging.trials import apply_gate
 from freezer.freezing.judging.unmeasured import serve_unmeasured
 from freezer.freezing.judging.verdicts import decide, refuse_contradicted
 from freezer.runtime.devices import called_on
+
+logger = logging.getLogger("coldpress")
 
 
 def measure_quality(session: Session, judgement: Judgement) -> Judgement:
@@ -75,6 +78,12 @@ STEPS: tuple[Step, ...] = (
     measure_winner,  # in a fresh process (cold_start.py)
 )
 
+_LONG: Mapping[Step, str] = {
+    apply_gate: "comparing outputs with float64",
+    time_entrants: "timing beside eager",
+}
+"""Steps that are reported, in words."""
+
 
 def judge(
     session: Session, candidates: Sequence[Candidate], incumbent: Incumbent | None = None
@@ -104,8 +113,11 @@ def judge(
         reference=session.reference,
         incumbent=incumbent,
     )
+    names = ", ".join(candidate.recipe for candidate in candidates)
     with judging_conditions(session.target):
         for step in STEPS:
+            if step in _LONG and candidates:
+                logger.info("%s: %s", _LONG[step], names)
             judgement = step(session, judgement)
     return judgement
 

@@ -23,6 +23,7 @@ from freezer.freezing.models.checks import (
     weights_digest,
 )
 from freezer.freezing.models.exported_program import ExportedModule, module_of
+from freezer.freezing.models.hugging_face import inferred_inputs
 from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
 from freezer.freezing.models.loaders import (
     flat_forward,
@@ -57,6 +58,7 @@ __all__ = [
     "flat_forward",
     "free_tensors",
     "generators_kept",
+    "inferred_inputs",
     "is_large",
     "load_source",
     "module_of",

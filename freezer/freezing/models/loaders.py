@@ -15,12 +15,11 @@ import torch
 from torch import nn
 from torch.jit import ScriptModule
 
-from freezer.errors import MissingDependencyError, SourceError
+from freezer.errors import SourceError
 from freezer.files import digest_file
-from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models.exported_program import module_of, spec_of
+from freezer.freezing.models.hugging_face import load_transformers, source_errors
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
-from freezer.packages import install_command
 from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
 from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
@@ -37,12 +36,8 @@ def load_source(source: Source) -> nn.Module:
     """
     _check_digest(source)
     torch.manual_seed(source.seed)
-    try:
+    with source_errors(source):
         model = SOURCE_LOADERS[source.kind](source)
-    except (SourceError, MissingDependencyError):
-        raise
-    except Exception as error:
-        raise SourceError(f"source {source}: {sentence(error, 'run')}") from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"
@@ -121,32 +116,12 @@ def _load_pickle(source: Source) -> Any:
         return torch.load(source.location, map_location="cpu", weights_only=False)
 
 
-def _load_transformers(source: Source) -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingDependencyError(
-            f"source {source} needs transformers; {install_command('transformers')}"
-        ) from None
-    if source.weights == "random":
-        kind = getattr(transformers, source.location)
-        if issubclass(kind, transformers.PreTrainedConfig):
-            return transformers.AutoModel.from_config(kind(**source.args))
-        return kind(kind.config_class(**source.args))
-    remote_code = {"trust_remote_code": source.trust}
-    config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)
-    factory = getattr(transformers, (config.architectures or [""])[0], None)
-    if factory is not None:
-        return factory.from_pretrained(source.location, **source.args)
-    return transformers.AutoModel.from_pretrained(source.location, **remote_code, **source.args)
-
-
 SOURCE_LOADERS: Mapping[str, Callable[[Source], Any]] = {
     "python": _load_python,
     "torchscript": _load_torchscript,
     "export": _load_export,
     "pickle": _load_pickle,
-    "transformers": _load_transformers,
+    "transformers": load_transformers,
 }
 """By the kind of source."""
 

@@ -167,7 +167,10 @@ def test_own_files_beside_the_evidence_survive(tmp_path: Path) -> None:
 
 
 def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
-    result = quickly(mlp(), {"x": X}, tmp_path / "out", limits=Limits(speedup_min=1e6))
+    lines: list[str] = []
+    limits = Limits(speedup_min=1e6)
+    result = quickly(mlp(), {"x": X}, tmp_path / "out", limits=limits, progress=lines.append)
+    assert any("portable" in line for line in lines)
     assert result.verdict == "kept-eager"
     assert result.reason.endswith("the portable program serves")
     assert result.artifact is not None

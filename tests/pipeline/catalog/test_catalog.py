@@ -13,7 +13,7 @@ import yaml
 
 from freezer.errors import CatalogError
 from freezer.spec import ConstantSpec, Dim, TensorSpec
-from pipeline.catalog import read_catalog
+from pipeline.catalog import read_catalog, read_entries
 from pipeline.planning import FileDigests, source_key
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -214,7 +214,6 @@ def test_every_error_has_its_own_line(tmp_path: Path) -> None:
 def test_a_pickle_needs_trust(folder: Path) -> None:
     (problem,) = read_catalog(write(folder, entry(**PICKLE))).problems
     assert problem.code == "CP-TRUST"
-    assert "runs code when it is loaded; add `trust: true`" in str(problem)
     (read,) = read_catalog(write(folder, entry(**PICKLE, trust="true"))).entries
     assert read.source.trust
 
@@ -260,21 +259,13 @@ def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, c
     assert caught.value.code == code
 
 
-def test_missing_catalog_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        CatalogError,
-        match=r"none.yaml cannot be read: No such file or directory; name a catalog file",
-    ):
-        read_catalog(tmp_path / "none.yaml")
-
-
 PLACES = {
     **{"threads": "[2, 1]", "points": "[{batch: 3}]", "preserve": "[version]", "reset": "clear"},
     "objective": "throughput",
 }
 
 
-def test_all_formats_are_equivalent(folder: Path) -> None:
+def test_all_formats_are_equivalent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(
         folder,
         entry(
@@ -285,8 +276,11 @@ def test_all_formats_are_equivalent(folder: Path) -> None:
             **PLACES,
         ),
     )
-    (first,), (second,) = (read_catalog(form).entries for form in (path, as_json_lines(path)))
-    assert first == second
+    monkeypatch.chdir(folder)
+    lines = as_json_lines(path)
+    (first,), (second,) = (read_catalog(form).entries for form in (path, lines))
+    (third,) = read_entries([json.loads(lines.read_text())]).entries
+    assert first == second == third
     assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
     assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
     assert (first.preserve, first.reset) == (("version",), "clear")

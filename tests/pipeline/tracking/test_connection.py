@@ -14,7 +14,7 @@ import pytest
 
 from freezer.checks import CheckRequest, Finding
 from freezer.errors import InfrastructureError, UsageError
-from pipeline.tracking import CampaignStart
+from pipeline.tracking import CampaignStart, list_registry
 from pipeline.tracking.connection import check_mlflow, resolve
 from pipeline.tracking.projection import Projection
 from tests.support.raylets import LOOPBACK, free_port
@@ -84,7 +84,7 @@ def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
         "p = Projection(sys.argv[1], sys.argv[2])\n"
         "p.start(CampaignStart(catalog='c', started=0.0)); print(p.experiment_id)\n"
     )
-    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/new/mlflow.db"]
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/mlflow.db"]
     started = [
         subprocess.Popen([*command, f"camp-{i}"], stdout=subprocess.PIPE, text=True)
         for i in range(2)
@@ -112,9 +112,16 @@ def finding(tracking_uri: str | None) -> Finding:
 def test_a_database_that_answers_or_will_be_made(uri: str, tmp_path: Path) -> None:
     assert finding(None).level == "ok"
     assert (finding(uri).level, finding(uri).text.endswith("answers")) == ("ok", True)
-    missing = tmp_path / "new" / "mlflow.db"
-    assert finding(f"sqlite:///{missing}").level == "ok"
-    assert not missing.parent.exists()
+    assert finding(f"sqlite:///{tmp_path}/mlflow.db").level == "ok"
+    for typo in ("mlflw.db", "new/mlflow.db"):
+        assert finding(f"sqlite:///{tmp_path}/{typo}").level == "error"
+        with pytest.raises(UsageError):
+            Projection(f"sqlite:///{tmp_path}/{typo}", "c").start(
+                CampaignStart(catalog="c", started=1.0)
+            )
+    with pytest.raises(UsageError):
+        list_registry(f"sqlite:///{tmp_path}/mlflow.db", None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow"]
 
 
 def test_mlflow_that_does_not_answer(tmp_path: Path) -> None:
