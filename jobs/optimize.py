@@ -234,7 +234,6 @@ def checked_config(options: Mapping[str, Any]) -> Config:
     Raises:
         UsageError: a value is invalid, or an option would have no effect.
     """
-    from pipeline.catalog import is_registry
     from pipeline.cluster import in_job
     from pipeline.config import Config
     from pipeline.tracking import default_tracking_uri
@@ -258,8 +257,16 @@ def checked_config(options: Mapping[str, Any]) -> Config:
         wait_s=WAIT_S if options["wait_for_nodes"] else None,
     )
     config.check()
+    check_exclusions(options)
     if in_job():
-        check_locations(options)
+        check_locations(config, options["json"])
+    return config
+
+
+def check_exclusions(options: Mapping[str, Any]) -> None:
+    """Reject options that exclude each other, or would have no effect."""
+    from pipeline.catalog import is_registry
+
     for name, others in EXCLUSIONS.items():
         for other in others:
             if options[name] and options[other]:
@@ -268,16 +275,15 @@ def checked_config(options: Mapping[str, Any]) -> Config:
                 )
     if options["watch"] and not is_registry(options["catalog"]):
         raise UsageError("--watch only applies to `mlflow:` catalogs")
-    return config
 
 
-def check_locations(options: Mapping[str, Any]) -> None:
+def check_locations(config: Config, json: Path | None) -> None:
     """Reject relative locations of a job's output."""
     from pipeline.cluster import check_absolute
 
-    locations = {"--store": options["store"], "--tracking-uri": options["tracking_uri"]}
-    if options["json"] is not None:
-        locations["--json"] = str(options["json"])
+    locations = {"--store": config.store, "--tracking-uri": config.tracking_uri}
+    if json is not None:
+        locations["--json"] = str(json)
     check_absolute(locations)
 
 

@@ -70,9 +70,10 @@ def main(
         say(f"would submit {_described(upload)}")
         _list_files(upload)
         return
-    campaign = optimize.checked_config(options).campaign
+    config = optimize.checked_config(options)
+    campaign = config.campaign
     # The job does not have the variables of this process; an option given twice is the last one.
-    arguments = ["--tracking-uri", options["tracking_uri"], *context.args]
+    arguments = ["--tracking-uri", config.tracking_uri, *context.args]
     if upload.catalog is not None:
         arguments[arguments.index(options["catalog"])] = upload.catalog
     if options["campaign"] is None:
@@ -166,8 +167,7 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
         sys.exit(0)
     except _REFUSED as error:
         raise UsageError(f"{error.format_message()} See `coldpress optimize --help`.") from error
-    optimize.checked_config(options)
-    optimize.check_locations(options)
+    optimize.check_locations(optimize.checked_config(options), options["json"])
     return options
 
 

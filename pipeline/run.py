@@ -91,19 +91,15 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
     Raises:
         CatalogError: the catalog or some entries are bad; nothing was started.
         UsageError: a setting is invalid.
-        InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
+        InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached.
     """
     started = time.time()
     display = display or display_for(Console())
     note = notes(display)
     work = prepare(config, note)
     ledger = Ledger(work.store, config.campaign, note)
-    tracker = TrackerProcess(
-        config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
-    )
-    with ledger, display, tracker, ExitStack() as held:
-        continued = Continued(ledger, started)
-        executor = None
+    with ledger, display, _tracker(config, work) as tracker, ExitStack() as held:
+        continued, executor = Continued(ledger, started), None
         planned = _plan_without_ray(config, work, ledger, continued)
         if planned is None:
             fleet = held.enter_context(_assembled(config, work, continued, display))
@@ -128,6 +124,12 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             return campaign.run(skipped, continued, started)
         finally:
             remove_abandoned(str(work.store.root))
+
+
+def _tracker(config: Config, work: Work) -> TrackerProcess:
+    return TrackerProcess(
+        config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
+    )
 
 
 def explain(config: Config, display: Display) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -22,11 +22,9 @@ from typing import get_args
 import torch
 from torch import nn
 
-from freezer.artifact import Artifact
-from freezer.errors import FreezeError, SpecError, UsageError, expected_names
+from freezer.errors import SpecError, UsageError, expected_names
 from freezer.files import scratch_folder
 from freezer.freezing.candidates import (
-    build,
     build_all,
     builds_of,
     check_out,
@@ -35,7 +33,7 @@ from freezer.freezing.candidates import (
     kept_builds,
 )
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
-from freezer.freezing.judging import Judgement, Session, judge, open_session
+from freezer.freezing.judging import Session, judge, open_session
 from freezer.freezing.models import (
     Dims,
     ExampleInputs,
@@ -50,12 +48,12 @@ from freezer.freezing.models import (
     prepare,
     to_device,
 )
-from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
+from freezer.freezing.packaging import clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
 from freezer.freezing.progress import reported
-from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.sources import Source
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
+from freezer.freezing.write_judged import write_judged
 from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.runtime.tensor_files import read_samples
 from freezer.spec import InputSpec, Objective, declared_spec
@@ -70,7 +68,6 @@ __all__ = [
     "freeze_subject",
     "freeze_target",
     "load_subject",
-    "write_judged",
 ]
 
 
@@ -293,78 +290,3 @@ def freeze_target(
     if counts is None:
         counts = counts_within(thread_budget(torch.get_num_threads()))
     return target_here(device_class, counts, device if device.type == "cuda" else None)
-
-
-def write_judged(
-    session: Session,
-    judgement: Judgement,
-    *,
-    dest: Path,
-    provenance: Mapping[str, str],
-    failures: Mapping[str, str],
-) -> tuple[Artifact | None, str]:
-    """Write the winner of a judgement; for a CUDA class that keeps eager, the captured program.
-
-    For a CPU class that keeps eager the portable artifact serves (docs/reference/contract.md,
-    Verdicts).
-
-    Args:
-        session, judgement, dest, provenance, failures: see `assemble`.
-
-    Returns:
-        The artifact, or None; and what to add to the reason.
-    """
-    if judgement.winner is not None:
-        return assemble(
-            session,
-            judgement,
-            dest=dest,
-            provenance=provenance,
-            failures=failures,
-        ), ""
-    if judgement.verdict != "kept-eager" or session.target.device_class.kind != "cuda":
-        return None, ""
-    return keep_eager(
-        session,
-        dest=dest,
-        provenance=provenance,
-        failures=failures,
-    )
-
-
-def keep_eager(
-    session: Session,
-    *,
-    dest: Path,
-    provenance: Mapping[str, str],
-    failures: Mapping[str, str],
-) -> tuple[Artifact | None, str]:
-    """Write the captured program, not frozen, if it can be captured and passes the drift gate; see
-    `write_judged`.
-    """
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(place=dest.parent) as folder:
-        try:
-            captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))
-        except FreezeError as error:
-            return None, f"; no captured program serves: {error}"
-        policy = replace(session.policy, min_samples=0)  # which only the objective p95 raises
-        session = replace(
-            session,
-            on_drift_alone=True,
-            objective="p50",
-            task_metric=None,
-            policy=policy,
-        )
-        judgement = judge(session, [captured])
-        if judgement.winner is None:
-            return None, f"; no captured program serves: {judgement.reason}"
-        judgement = replace(judgement, verdict="kept-eager")
-        artifact = assemble(
-            session,
-            judgement,
-            dest=dest,
-            provenance=provenance,
-            failures=failures,
-        )
-    return artifact, f"; the captured program serves ({captured.capture})"

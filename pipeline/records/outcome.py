@@ -237,7 +237,7 @@ class Outcome:
     @property
     def has_artifact(self) -> bool:
         """Whether it has an artifact for its class: on GPUs also if eager is kept (`keep_eager` in
-        freezing/freeze.py), and an unstable one that inherits its speed.
+        freezing/write_judged.py), and an unstable one that inherits its speed.
         """
         if self.verdict == "kept-eager":
             return device_class(self.device_class).kind == "cuda"

@@ -153,11 +153,11 @@ def _bring_candidates(
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
-    from freezer.freezing.freeze import write_judged
     from freezer.freezing.judging import judge, open_session
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
+    from freezer.freezing.write_judged import write_judged
     from freezer.runtime.devices import host_fingerprint
 
     take_precedence()

@@ -228,15 +228,8 @@ def build_all(
         count = f"{index} of {len(selected)}"
         logger.info("building %s for %s (%s)", recipe.name, target.device_class.name, count)
         try:
-            builds.candidates.append(
-                build(
-                    subject,
-                    recipe,
-                    target,
-                    folder,
-                    attempts=attempts,
-                )
-            )
+            candidate = build(subject, recipe, target, folder, attempts=attempts)
+            builds.candidates.append(candidate)
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error
