@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_an_unwritable_json_file_exits_with_3(
         (tmp_path / "folder").touch()
         return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
 
-    monkeypatch.setattr("pipeline.run.run", finished)
+    monkeypatch.setattr(import_module("pipeline.run"), "run", finished)
     done = CliRunner().invoke(
         jobs.optimize.app,
         [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")],
@@ -136,7 +137,7 @@ def test_watch_repeats_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
             campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=ended
         )
 
-    monkeypatch.setattr("pipeline.run.run", run)
+    monkeypatch.setattr(import_module("pipeline.run"), "run", run)
     done = CliRunner().invoke(jobs.optimize.app, ["mlflow:", "--watch", "1"])
     assert (done.exit_code, passes) == (130, [0, 1, 2])
 
