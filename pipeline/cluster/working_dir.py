@@ -66,7 +66,9 @@ def gather(
     here = here.resolve()
     root = Path(str(freezer.__file__)).resolve().parents[1]
     own, _ = _placed([root / package for package in PACKAGES], {root: Path()})
-    paths = [_included(name, here) for name in include] + list(named)
+    shipped = set(own.values())  # which modules of a catalog may import
+    paths = [_included(name, here) for name in include]
+    paths += [path for path in named if path.resolve() not in shipped]
     places = {here: Path()}
     if catalog is not None:
         path = (here / catalog).resolve()

@@ -173,8 +173,8 @@ def test_variables_of_other_tools_are_defaults(monkeypatch: pytest.MonkeyPatch) 
         configs.append(config)
         return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
 
-    monkeypatch.setattr(jobs.optimize, "run", run)
-    monkeypatch.setattr(jobs.optimize, "in_child", lambda drive: drive())
+    monkeypatch.setattr(import_module("pipeline.run"), "run", run)
+    monkeypatch.setattr("pipeline.cluster.in_child", lambda drive: drive())
     assert CliRunner().invoke(jobs.optimize.app, ["c.yaml"]).exit_code == 0
     entry = pipeline.Entry(name="a", source="python:m:f")
     configs.append(pipeline.Config(catalog=[entry]))

@@ -229,7 +229,7 @@ def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str,
         "first",
         source_key="sha256:" + "9" * 64,
         artifacts=[artifacts[HERE]],
-        decided={HERE},
+        carried=empty.version("first").images_of("portable"),
     )
     assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (
         3,
