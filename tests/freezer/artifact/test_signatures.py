@@ -94,6 +94,7 @@ def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Pat
     ):
         freezer.load("digits", store=where, trusted_keys=[public])
     swapped = [replace(version.images["portable"], annotations=version.images[HERE].annotations)]
+    swapped.append(version.images["portable"])
     store.publish("mlp", source_key="other", carried=swapped)
     with pytest.raises(
         IncompatibleError,
