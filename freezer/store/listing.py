@@ -46,8 +46,8 @@ class ListedVersion:
     """A published version.
 
     Attributes:
-        tags: the number, `latest` or both. Where `latest` has kept the artifact of a class from an
-            earlier version, it is listed on its own, with the number of the newest version.
+        tags: the number, `latest` or both. In stores of earlier releases `latest` may have kept the
+            artifact of a class from an earlier version: then it is listed on its own.
         digest: of its index.
         published: when it was written to the store, in seconds since the epoch by the store's
             clock.

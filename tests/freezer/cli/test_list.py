@@ -65,7 +65,7 @@ def test_versions_of_a_model(
         (1, ["1"], [(V4, True), ("portable", False)]),
     ]
     images = store.version("tiny:1").images
-    assert {item["device_class"]: item["digest"] for item in found[2]["artifacts"]} == {
+    assert {item["device_class"]: item["digest"] for item in found[1]["artifacts"]} == {
         name: one.digest for name, one in images.items()
     }
     assert all(
