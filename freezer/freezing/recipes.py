@@ -76,6 +76,11 @@ INDUCTOR_SETTINGS: Settings = {
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
     "compile_threads": 1,
+    # A header of 130 MB takes longer than the few files of a model without it, some compilers die
+    # of it (g++ 12 with 256-bit SVE), and torch leaves it in the user's temporary folder.
+    "aot_inductor.precompile_headers": False,
+    # Otherwise vectors of up to 8 numbers become part of the code, which retrained models share.
+    "always_keep_tensor_constants": True,
     # For profilers: the first costs a register, the second bytes.
     "aot_inductor.enable_frame_pointer": False,
     "aot_inductor.enable_line_tables": False,

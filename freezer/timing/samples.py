@@ -41,7 +41,7 @@ class Sampling:
         clock: name of the clock that measured the samples; `cpu` and `disturbed` include the
             disturbed rounds.
         disturbance: the processes that used the CPUs, if rounds were dropped.
-        estimates_ms: median latency of each entrant by the clock in all rounds.
+        estimates_ms: median of the medians of all rounds by the clock, of each entrant.
         device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
 

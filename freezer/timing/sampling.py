@@ -202,7 +202,7 @@ class _Rounds:
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
             tried = [blocks[name].wall for blocks in self._tried if name in blocks]
-            estimates_ms[name] = statistics.median(itertools.chain.from_iterable(tried))
+            estimates_ms[name] = statistics.median(map(statistics.median, tried))
         return Sampling(
             samples_ms=samples_ms,
             num_dropped=num_dropped,

@@ -128,6 +128,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     """
     from freezer.freezing.candidates import architecture_digest
     from freezer.freezing.capture import Attempt
+    from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.models import is_large, to_device
     from freezer.freezing.target import target_here
     from freezer.hardware import own_process
@@ -139,12 +140,13 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     architecture = architecture_digest(subject, target)
     write_whole(staging / ARCHITECTURE, architecture.encode())
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
+    place = workplace(request.store)
     for recipe, key in request.builds.items():
         folder = staging / recipe
-        failure = _build_candidate(subject, recipe, target, folder, attempts)
+        with objects_kept_in(place.objects):
+            failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started
         if failure is None:
-            place = workplace(request.store)
             if place.remote is None:  # a bucket's marker has its own digests
                 note_digests(folder)
             place.keep(folder, "candidates", key)

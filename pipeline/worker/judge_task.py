@@ -154,6 +154,7 @@ def _bring_candidates(
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
     from freezer.freezing.judging import judge, open_session
+    from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
@@ -178,7 +179,8 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     further = staging / FURTHER
     if judgement.winner is not None and not further.exists():
         further.mkdir()
-        judgement = with_other_payloads(session, judgement, further)
+        with objects_kept_in(workplace(request.store).objects):
+            judgement = with_other_payloads(session, judgement, further)
     dest = staging / "judged" / "artifact"
     artifact, note = write_judged(
         session,

@@ -65,6 +65,13 @@ class Workplace:
         """Return the path of a folder of work on this machine."""
         return self.root / WORK / kind / key
 
+    @property
+    def objects(self) -> Path:
+        """The folder of compiled objects that builds share; of a bucket's store, those of this
+        machine.
+        """
+        return self.root / WORK / "objects"
+
     def has(self, kind: _Kind, key: str) -> bool:
         """Whether a folder of work exists, for all machines.
 

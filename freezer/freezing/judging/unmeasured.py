@@ -78,8 +78,5 @@ def _with_best_estimate(session: Session, judgement: Judgement, trials: list[Tri
     estimate = estimates_ms[EAGER] / estimates_ms[best.recipe]
     if estimate <= session.limits.speedup_min:
         return judgement
-    text = (
-        f"{best.recipe} serves: it passed the drift gate; speed not measured (about"
-        f" {estimate:.1f} times as fast as eager by all rounds)"
-    )
+    text = f"{best.recipe} serves: it passed the drift gate; speed not measured"
     return replace(judgement, winner=best).with_winner(best, text=text)

@@ -24,6 +24,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
+from freezer.freezing.lowering.inductor.objects import reproducible, reused_objects
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -138,6 +139,7 @@ def _compile(
         vectors_of(host_class(target.device_class)),
         weight_packing(config["cpp.weight_prepack"] is True) if is_cpu else cuda_toolkit(cache),
         linked_to_the_cpu_library() if is_cpu else contextlib.nullcontext(),
+        reused_objects(cache),
         mock.patch.object(freezing, "freeze", watched.freeze),
         mock.patch.object(codecache.AotCodeCompiler, "compile", watched.compile),
         warnings.catch_warnings(),
@@ -203,6 +205,7 @@ class _Watched:
 
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""
+        wrapper = reproducible(wrapper)
         self.ops = _calls(graph)
         self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
         if self._beside:

@@ -1,0 +1,122 @@
+"""Compiled objects that builds share: models of one architecture have the same C++ whatever their
+weights, and g++ takes most of a build.
+
+An object is stored under a digest of everything that it is made of: the source, the compiler and
+its version, the command, and torch's version, which its headers are of. It contains its own digest:
+a truncated or changed one is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from freezer.files import make_folder, move, scratch_folder, write_whole
+
+MAX_BYTES = 1_000_000_000
+"""Size of the stored objects above which those that were not used for longest are removed."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""A function's address in this process, which Inductor prints into messages of assertions."""
+
+_folder: ContextVar[Path | None] = ContextVar("objects", default=None)
+
+
+@contextlib.contextmanager
+def objects_kept_in(folder: Path) -> Iterator[None]:
+    """Let the builds of this context share their objects in a folder, also with other processes."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def reproducible(code: str) -> str:
+    """Generated code without what differs between two processes."""
+    return _ADDRESS.sub("", code)
+
+
+@contextlib.contextmanager
+def reused_objects(cache: Path) -> Iterator[None]:
+    """Take the objects of a build from the folder of `objects_kept_in`, if they are there.
+
+    Args:
+        cache: Inductor's cache of the build; its path does not get into the objects.
+    """
+    from torch._inductor import cpp_builder
+
+    original = cpp_builder.CppBuilder.build
+
+    def build(builder: Any) -> None:
+        command = f"{builder.get_command_line()} -ffile-prefix-map={cache}=."
+        source, target = Path(builder._sources_args), Path(builder._target_file)
+        folder = _folder.get()
+        if source.suffix != ".cpp" or target.suffix != ".o":
+            original(builder)
+            return
+        compile_it = partial(_compile, original, builder, command)
+        if folder is None:
+            compile_it()
+            return
+        version = cpp_builder.get_compiler_version_info(builder._compiler)
+        parts = "\0".join((torch.__version__, version, command, source.read_text()))
+        for name in (str(cache), source.stem):  # which is a digest of a text with the path
+            parts = parts.replace(name, "")
+        stored = folder / hashlib.sha256(parts.encode()).hexdigest()
+        content = _read(stored)
+        if content is None:
+            compile_it()
+            _store(stored, target.read_bytes())
+        else:
+            target.write_bytes(content)
+
+    with mock.patch.object(cpp_builder.CppBuilder, "build", build):
+        yield
+
+
+def _compile(original: Any, builder: Any, command: str) -> None:
+    with mock.patch.object(builder, "get_command_line", return_value=command):
+        original(builder)
+
+
+def _read(stored: Path) -> bytes | None:
+    """The content of a stored object; None if it is missing or damaged."""
+    with contextlib.suppress(OSError):
+        content = stored.read_bytes()
+        if hashlib.sha256(content[32:]).digest() == content[:32]:
+            os.utime(stored)
+            return content[32:]
+    return None
+
+
+def _store(stored: Path, content: bytes) -> None:
+    """Store an object atomically; a full disk is ignored, since the build has it."""
+    folder = stored.parent
+    with contextlib.suppress(OSError):
+        make_folder(folder)
+        with scratch_folder(place=folder) as scratch:
+            whole = Path(scratch, stored.name)
+            write_whole(whole, hashlib.sha256(content).digest() + content, synced=False)
+            move(whole, stored)
+        _remove_old(folder)
+
+
+def _remove_old(folder: Path) -> None:
+    files = [(file.stat().st_mtime, file) for file in folder.iterdir() if file.is_file()]
+    total_bytes = sum(file.stat().st_size for _, file in files)
+    for _, file in sorted(files):
+        if total_bytes <= MAX_BYTES:
+            return
+        total_bytes -= file.stat().st_size
+        file.unlink(missing_ok=True)
