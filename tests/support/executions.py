@@ -31,6 +31,11 @@ class Fake(NoRay):
         self.ends, self.started, self.groups = list(ends), list[str](), list[str]()
         self._requests: list[BuildRequest | JudgeRequest] = []
 
+    @property
+    def judges(self) -> list[JudgeRequest]:
+        """The judges that were asked for."""
+        return [request for request in self._requests if isinstance(request, JudgeRequest)]
+
     def start(self, *args: Any, name: str, **_: object) -> Handle:
         request: BuildRequest | JudgeRequest = args[1]
         self.groups.append(name)
