@@ -33,6 +33,6 @@ def take(name: str, activity: str = "building") -> None:
 
 
 def hold(name: str) -> None:
-    """Have one thing in hand, whatever is taken, until `hold("")`."""
+    """Have one thing in hand from now on, whatever is taken."""
     held[0] = name
     take("")

@@ -215,7 +215,6 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
         make_folder(staging / "further")
         hold(FURTHER)
         judgement = with_other_payloads(session, judgement, staging / "further")
-        hold("")
     dest = staging / "judged" / "artifact"
     artifact, note = write_judged(
         session,

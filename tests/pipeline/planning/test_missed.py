@@ -136,9 +136,7 @@ def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledge
     assert len(cluster.started) == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "tried_again"), [("crash", []), ("timeout", [f"judge m {HERE}"])]
-)
+@pytest.mark.parametrize(("kind", "tried_again"), [("crash", []), ("timeout", [f"judge m {HERE}"])])
 def test_candidate_that_ended_the_judge_is_kept_out(
     store: Store, ledger: Ledger, kind: str, tried_again: list[str]
 ) -> None:
@@ -161,24 +159,30 @@ def test_candidate_that_ended_the_judge_is_kept_out(
     assert plan_of(store, ledger, lift=True).items[0].missed == (OTHER,)
 
 
-def test_unstable_judge_is_repeated_without_it(store: Store, ledger: Ledger) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "left_out", "second", "problems"),
+    [
+        ("unstable", {OTHER}, {ONE}, [None, "why"]),
+        ("failed", {ONE, OTHER}, {ONE, OTHER}, [None] * 2),
+    ],
+)
+def test_next_judge_leaves_it_out_beside_others(
+    store: Store,
+    ledger: Ledger,
+    verdict: str,
+    left_out: set[str],
+    second: set[str],
+    problems: list[str | None],
+) -> None:
     why = Failure(kind="crash", code="CP-CRASH", message="why")
-    unstable = JudgeResult(verdict="unstable", reason="busy", left_out={OTHER: why})
-    ends = [built(ONE), built(OTHER), Done(handle=0, value=unstable), judged()]
+    failure = why if verdict == "failed" else None
+    first = JudgeResult(
+        verdict=verdict, reason="", failure=failure, left_out=dict.fromkeys(left_out, why)
+    )
+    ends = [built(ONE), built(OTHER), Done(handle=0, value=first), judged()]
     outcome, cluster, _ = start(store, ledger, ends, plan_of(store, ledger))
-    assert outcome.verdict == "kept-eager"
-    assert [request.builds.keys() for request in cluster.judges] == [{ONE, OTHER}, {ONE}]
-    assert [report.problem for report in outcome.candidates] == [None, "why"]
-
-
-def test_judge_without_a_candidate_tries_all_elsewhere(store: Store, ledger: Ledger) -> None:
-    why = Failure(kind="crash", code="CP-CRASH", message="why")
-    none_left = replace(JudgeResult.of_failure(why), left_out={ONE: why, OTHER: why})
-    ends = [built(ONE), built(OTHER), *[Done(handle=0, value=none_left)] * 2]
-    outcome, cluster, _ = start(store, ledger, ends, plan_of(store, ledger))
-    assert [request.builds.keys() for request in cluster.judges] == [{ONE, OTHER}] * 2
-    assert (outcome.verdict, outcome.code) == ("failed", "CP-CRASH")
-    assert [report.problem for report in outcome.candidates] == ["why", "why"]
+    assert cluster.judged[1] == second
+    assert [report.problem for report in outcome.candidates] == problems
 
 
 @pytest.mark.parametrize("verdict", ["failed", "unstable"])
