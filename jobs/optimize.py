@@ -101,9 +101,7 @@ WaitOption = Annotated[
 ]
 LiftOption = Annotated[
     bool,
-    typer.Option(
-        "--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns."
-    ),
+    typer.Option("--lift-quarantine", help="Retry what crashed or hung in earlier campaigns."),
 ]
 RegressionOption = Annotated[
     bool,

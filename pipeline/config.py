@@ -34,7 +34,7 @@ class Config:
         device_classes, recipes: replace those of the entries; empty keeps theirs.
         only: globs over entry names; empty takes every entry.
         keep_going: run the good entries if others are bad.
-        lift_quarantine: retry what crashed in earlier campaigns.
+        lift_quarantine: retry what crashed or hung in earlier campaigns.
         allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
         mlflow_artifacts: whether MLflow stores artifacts or references.
         policy: of sampling.

@@ -86,9 +86,9 @@ def sample(
     Args:
         entrants: calls by name, with distinct inputs that rotate, so that caches do not help.
         policy: durations and counts.
-        resets: resets of an entrant's state by name, untimed, before its warm-up and each block. A
-            growing state would slow down later calls, most of all for the fastest entrant, which
-            makes the most calls.
+        resets: called by name, untimed, before an entrant's warm-up and each block; they also
+            reset its state. A growing state would slow down later calls, most of all for the
+            fastest entrant, which makes the most calls.
         meter: times calls and detects disturbance; a CpuMeter by default.
         rivals: see halving.py; by default all entrants are timed to the end.
     """

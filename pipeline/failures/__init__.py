@@ -13,11 +13,11 @@ from pipeline.failures.classification import (
 from pipeline.failures.policy import (
     LIFT,
     MOST_STARTS,
+    TIMEOUT_STARTS,
     attempts_left,
     decide,
     final_sentence,
     is_kept,
-    is_missed,
     kind_of_ray,
     retry_rank,
 )
@@ -28,12 +28,12 @@ __all__ = [
     "LIFT",
     "MOST_STARTS",
     "NODE_MEMORY",
+    "TIMEOUT_STARTS",
     "attempts_left",
     "classify",
     "decide",
     "final_sentence",
     "is_kept",
-    "is_missed",
     "kind_of_ray",
     "retry_rank",
 ]

@@ -17,7 +17,7 @@ from freezer.errors import IntegrityError
 from pipeline.failures.classification import GPU_MEMORY, NODE_MEMORY, classify
 from pipeline.records import Failure
 
-Kept = Literal["never", "memory", "quarantine", "key"]
+Kept = Literal["never", "limit", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; in order of how soon it retries."""
 
 MOST_ATTEMPTS = 5
@@ -26,6 +26,11 @@ MOST_ATTEMPTS = 5
 MOST_STARTS = 3
 """Limit of campaign starts that retry a recipe which circumstances prevented, when others were
 judged without it.
+"""
+
+TIMEOUT_STARTS = 2
+"""Number of campaign starts in which the same time limit must be exceeded for the next ones to keep
+that.
 """
 
 
@@ -40,7 +45,8 @@ class Decision:
         later: retry after the other waiting tasks.
         kept: what the next campaign does. `never`: it retries. `key`: it takes the failure over
             until the key changes. `memory`: or until more memory may be used. `quarantine`: or
-            until a person lifts it.
+            until a person lifts it. `limit`: as `never` until TIMEOUT_STARTS, then as `quarantine`,
+            or until more time is allowed.
     """
 
     attempts: int = 1
@@ -70,8 +76,9 @@ POLICY: Mapping[str, Decision] = {
         kept="quarantine",
     ),
     "memory": Decision(kept="memory"),
+    # The model, most likely: another attempt would take as long again.
+    "timeout": Decision(kept="limit"),
     # The circumstances: a retry may succeed.
-    "timeout": Decision(),
     "error": Decision(),
     "disk": Decision(
         attempts=2,
@@ -182,20 +189,30 @@ def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> 
 
 
 def is_kept(
-    failure: Failure | None, *, memory_bytes: int | None = None, lifted: bool = False
+    failure: Failure | None,
+    *,
+    memory_bytes: int | None,
+    timeout_s: float,
+    lifted: bool,
+    most_starts: int | None = None,
 ) -> bool:
     """Whether a campaign takes over a result of an earlier one with the same key.
 
     Args:
         failure: of the build or outcome; one without a failure is kept.
         memory_bytes: memory that it may use now; None if unknown.
+        timeout_s: time that it may take now.
         lifted: whether --lift-quarantine was given.
+        most_starts: number of campaign starts from which a failure by circumstances is kept too.
     """
     if failure is None:
         return True
     match decide(failure.kind, failure.code).kept:
         case "never":
-            return False
+            return most_starts is not None and failure.starts >= most_starts and not lifted
+        case "limit":
+            is_longer = failure.tried_s is None or timeout_s > failure.tried_s
+            return failure.starts >= TIMEOUT_STARTS and not is_longer and not lifted
         case "quarantine":
             return not lifted
         case "memory":
@@ -208,35 +225,17 @@ def is_kept(
             return True
 
 
-def is_missed(
-    failure: Failure,
-    *,
-    num_starts: int,
-    memory_bytes: int | None = None,
-    lifted: bool = False,
-) -> bool:
-    """Whether a campaign builds a recipe again whose earlier failure left an outcome without it.
-
-    As `is_kept`, but circumstances (`kept="never"`) get at most MOST_STARTS campaign starts.
-
-    Args:
-        failure, memory_bytes, lifted: as in `is_kept`.
-        num_starts: campaign starts in which the build failed.
-    """
-    if decide(failure.kind, failure.code).kept == "never" and num_starts >= MOST_STARTS:
-        return lifted
-    return not is_kept(failure, memory_bytes=memory_bytes, lifted=lifted)
-
-
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
     """Return what to add to the message of a final failure: the number of attempts, and what the
     next campaign does.
     """
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
-    if decide(kind, code).kept == "quarantine":
+    kept = decide(kind, code).kept
+    if kept in ("limit", "quarantine"):
+        when = f" after {TIMEOUT_STARTS} campaigns" if kept == "limit" else ""
         words.append(
-            "quarantined: tried again when the model, its recipe or the toolchain changes, or with"
-            f" {LIFT}"
+            f"quarantined{when}: tried again when the model, its recipe, the toolchain or the limit"
+            f" changes, or with {LIFT}"
         )
     if kind in ("unstable", "noise"):
         remedy = ", or with --accept-noise" if kind == "unstable" else ""

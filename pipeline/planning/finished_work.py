@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
-from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
+from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, decide, is_kept
 from pipeline.ledger import Ledger, LedgerRow
 from pipeline.planning.keys import differing
 from pipeline.planning.plan import Item
@@ -17,6 +17,9 @@ from pipeline.records import FinishedBuild, Outcome
 
 _DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
 """Parts of keys that are keys themselves, whose parts are compared."""
+
+_MOST: dict[str | None, int] = {"never": MOST_STARTS, "limit": TIMEOUT_STARTS}
+"""Limit of campaign starts that retry a recipe, by what is kept."""
 
 
 class FinishedWork:
@@ -93,7 +96,13 @@ class FinishedWork:
         noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
         if noisy and not item.policy.accept_noise:
             return None, "was measured on a busy machine with --accept-noise"
-        if not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
+        kept = is_kept(
+            failure,
+            memory_bytes=item.memory_bytes,
+            timeout_s=item.entry.limits.timeout_s,
+            lifted=self.lifted,
+        )
+        if not kept:
             assert failure is not None
             return None, f"failed earlier ({failure.kind}); retrying"
         if outcome.verdict == "kept-previous":
@@ -131,23 +140,24 @@ class FinishedWork:
             row = self._ledger.find("build", key.digest, model=outcome.model) if key else None
             if row is None:
                 continue
-            build = FinishedBuild.from_json(row.data)
-            failure = build.failure
+            failure = FinishedBuild.from_json(row.data).failure
+            kept = decide(failure.kind, failure.code).kept if failure else None
             if failure is None:
                 again.append(recipe)
                 lines.append(f"{recipe} was built since, and never judged")
-            elif is_missed(
+            elif not is_kept(
                 failure,
-                num_starts=build.starts,
+                most_starts=MOST_STARTS,
                 memory_bytes=item.memory_bytes,
+                timeout_s=item.entry.limits.timeout_s,
                 lifted=self.lifted,
             ):
-                start = build.starts + 1
-                of = max(MOST_STARTS, start)
+                start = failure.starts + 1
+                of = max(_MOST.get(kept, MOST_STARTS), start)
                 again.append(recipe)
                 lines.append(f"{recipe} failed ({failure.kind}); retrying, start {start} of {of}")
-            elif decide(failure.kind, failure.code).kept == "never":
-                starts = f"{build.starts} starts; retried only with {LIFT}"
+            elif kept in _MOST:
+                starts = f"{failure.starts} starts; retried only with {LIFT}"
                 lines.append(f"{recipe} failed ({failure.kind}) in {starts}")
         return tuple(again), "; ".join(lines) or "unchanged"
 

@@ -84,7 +84,7 @@ class Plan:
 
     Attributes:
         unplaced: models and classes that --keep-going skips because no node serves them.
-        lift_quarantine: whether items that crashed in earlier campaigns are retried.
+        lift_quarantine: whether items that crashed or hung in earlier campaigns are retried.
         facts: thread count and toolchain of each class.
         notes: lines for people: recipes that are left out, and finished artifacts that the store
             has lost.

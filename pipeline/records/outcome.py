@@ -48,6 +48,8 @@ class Failure:
         message: one sentence for people.
         log_tail: the last lines that the child printed.
         tried_bytes: memory that was not enough, for failures of memory.
+        tried_s: time limit that was exceeded, for timeouts.
+        starts: number of campaign starts that ended so, with the same `kind` and `tried_s`.
     """
 
     kind: str = field(metadata=stored_as("failure"))
@@ -55,6 +57,14 @@ class Failure:
     message: str = ""
     log_tail: str = ""
     tried_bytes: int | None = None
+    tried_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    starts: int = field(default=1, metadata=OMIT_DEFAULT)
+
+    def counted(self, before: Failure | None) -> Failure:
+        """Return the failure with its number of starts, given that of the start before."""
+        if before is None or (before.kind, before.tried_s) != (self.kind, self.tried_s):
+            return self
+        return replace(self, starts=before.starts + 1)
 
 
 def failure_to_json(failure: Failure | None) -> dict[str, Any]:
@@ -71,7 +81,6 @@ class FinishedBuild:
         failure: None if there is a candidate.
         wall_s: duration in seconds.
         peak_bytes: largest resident memory of the child and its compilers.
-        starts: number of campaign starts in which it failed; earlier releases did not store it.
         architecture: of the model (freezer/freezing/candidates/candidate.py); empty if it could
             not be loaded.
     """
@@ -80,7 +89,6 @@ class FinishedBuild:
     failure: Failure | None
     wall_s: float = 0.0
     peak_bytes: int = 0
-    starts: int = 1
     architecture: str = field(default="", metadata=OMIT_DEFAULT)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,8 +127,8 @@ class CandidateReport:
     Attributes:
         recipe, build_key: which build this is.
         problem: why it was not built or does not pass; None if it passes.
-        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or `skipped`; None if
-            there is a candidate.
+        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or of what a
+            candidate did to the judge; or `skipped`; None if it was judged.
         capture, lowering: how the graph was captured and turned into payloads.
         tried: attempts for each payload, in order: capture, lowering, and the result in a sentence.
         build_s: wall time of the build, in seconds.

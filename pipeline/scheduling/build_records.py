@@ -4,11 +4,13 @@ that this one adds.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from freezer.store import Store
 from pipeline.failures import is_kept
 from pipeline.ledger import Ledger
 from pipeline.planning import EarlierSpeeds, Item, demand_of, learned
-from pipeline.records import FinishedBuild
+from pipeline.records import FinishedBuild, Outcome
 from pipeline.scheduling.item_state import ItemState, Step, start
 from pipeline.worker import BuildResult
 from pipeline.workspace import workplace
@@ -83,6 +85,7 @@ class BuildRecords:
             if failure is None or not is_kept(
                 failure,
                 memory_bytes=memory_bytes,
+                timeout_s=item.entry.limits.timeout_s,
                 lifted=self._lifted,
             ):
                 return None
@@ -93,25 +96,32 @@ class BuildRecords:
             recipe=recipe,
             failure=failure,
             wall_s=known.wall_s if is_own else 0.0,
+            peak_bytes=known.peak_bytes,
             architecture=known.architecture,
         )
+
+    def counted(self, item: Item, outcome: Outcome) -> Outcome:
+        """Return an outcome whose failure has its number of campaign starts."""
+        row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
+        if row is None or outcome.failure is None:
+            return outcome
+        failure = outcome.failure.counted(Outcome.from_row(row.data).failure)
+        return replace(outcome, failure=failure)
 
     def add(self, item: Item, result: BuildResult) -> None:
         """Append a result to the ledger, with the number of campaign starts in which the build
         failed.
         """
         name = item.entry.name
-        num_failed = 0
-        if result.failure:
-            row = self._ledger.find("build", result.key, model=name)
-            before = None if row is None else FinishedBuild.from_json(row.data)
-            num_failed = 1 + (before.starts if before and before.failure else 0)
+        failure = result.failure
+        row = self._ledger.find("build", result.key, model=name)
+        if failure and row:
+            failure = failure.counted(FinishedBuild.from_json(row.data).failure)
         build = FinishedBuild(
             recipe=result.recipe,
-            failure=result.failure,
+            failure=failure,
             wall_s=result.wall_s,
             peak_bytes=result.peak_bytes,
-            starts=num_failed,
             architecture=result.architecture,
         )
         self._ledger.append(

@@ -145,7 +145,7 @@ class Executor:
             )
         if state.outcome is not None:
             self._records.speeds.add(state.outcome)
-            self._decided.append((item, state.outcome))
+            self._decided.append((item, self._records.counted(item, state.outcome)))
 
     def _start_tasks(self) -> None:
         """Start the tasks that may run now."""
@@ -299,6 +299,8 @@ class Executor:
         progress = task.progress
         failed = _failure_in(task, done, judged)
         self._follow(progress, end_judge(progress.state, judged, failed))
+        for recipe in judged.left_out:
+            self._records.add(task.item, progress.state.results[recipe])
         self._show(
             Event(
                 kind="retried" if progress.state.outcome is None else "judged",

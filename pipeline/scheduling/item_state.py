@@ -189,8 +189,13 @@ def end_judge(
         failed: as in `end_build`; also given for the verdict `unstable`.
     """
     item = state.item
+    why = result.left_out
+    left_out = {recipe: replace(state.results[recipe], failure=why[recipe]) for recipe in why}
+    results = {**state.results, **left_out}
+    without = replace(state, results=results)
     if failed is not None:
-        retried = _retry(state, None, failed)
+        # Without a candidate, another node judges them all.
+        retried = _retry(without if without.built else state, None, failed)
         if retried is not None:
             return retried
         final = _final(state, None, failed)
@@ -200,12 +205,13 @@ def end_judge(
             reason=final.message,
             failure=failure,
         )
-    outcome = outcome_of(item, result, state.results)
-    if item.before is None or outcome.verdict not in ("failed", "unstable"):
-        return Step(state=replace(state, outcome=outcome))
-    text = f"{item.label()}: re-validation failed ({outcome.coded_reason})"
-    note = f"{text}; keeping the previous result"
-    return Step(state=replace(state, outcome=item.before), notes=(note,))
+    outcome = outcome_of(item, result, results)
+    notes: tuple[str, ...] = ()
+    if item.before is not None and outcome.verdict in ("failed", "unstable"):
+        text = f"{item.label()}: re-validation failed ({outcome.coded_reason})"
+        notes = (f"{text}; keeping the previous result",)
+        outcome = item.before
+    return Step(state=replace(without, outcome=outcome), notes=notes)
 
 
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:

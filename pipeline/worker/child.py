@@ -17,9 +17,11 @@ import tempfile
 import traceback
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NoReturn
 
+from freezer.freezing import in_hand
 from pipeline.failures import classify
 from pipeline.records import Failure
 from pipeline.workspace import die_with, oom_score
@@ -59,6 +61,7 @@ class End:
         value: what the function returned.
         parts: what it yielded, if it is a generator function; also if it failed later.
         failure: why there is no value; None if there is.
+        in_hand: what it had in hand at its end (freezer/freezing/in_hand.py).
         peak_bytes: largest resident memory of the child and its own children.
         wall_s: duration from its start, in seconds.
     """
@@ -66,6 +69,7 @@ class End:
     value: Any = None
     parts: tuple[Any, ...] = ()
     failure: Failure | None = None
+    in_hand: str = ""
     peak_bytes: int = 0
     wall_s: float = 0.0
 
@@ -77,6 +81,7 @@ def run_child(
     output: int,
     result: int,
     data_bytes: int | None,
+    memory: mmap,
 ) -> NoReturn:
     """In the child: run the function, send each part that it yields and its End, and exit.
 
@@ -87,6 +92,7 @@ def run_child(
         output: file for stdout and stderr.
         result: file for the pickled parts and End, one after the other.
         data_bytes: see supervisor.Bounds.
+        memory: for what it has in hand.
     """
     try:
         child = os.getpid()
@@ -94,6 +100,7 @@ def run_child(
         die_with(supervisor)
         _redirect(output)
         _bound(data_bytes)
+        in_hand.memory = memory
         for name, folder in TEMPORARY.items():
             os.environ[name] = str(scratch / folder)
         tempfile.tempdir = None  # it was cached before the fork

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from freezer.artifact import Artifact
 from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
 from freezer.files import make_folder, write_whole
+from freezer.freezing.in_hand import FURTHER, PREVIOUS, hold, take
 from freezer.hardware import PORTABLE
 from freezer.store import WORK, Store
-from pipeline.failures import decide
+from pipeline.failures import decide, retry_rank
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
@@ -42,10 +43,14 @@ if TYPE_CHECKING:
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
 
-FURTHER = "further"
-"""Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the
-fallback. It exists once the verdict is known; if the process dies from then on, the model is judged
-again without them."""
+MOST_TIMES = 2
+"""How many times `limits.timeout_s` the children of a judge may have taken for another to start."""
+
+WITHOUT = {
+    PREVIOUS: "not compared with the artifact that serves now",
+    FURTHER: "not frozen for further thread counts and sizes",
+}
+"""Words for a judge without something other than a candidate."""
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
@@ -71,11 +76,13 @@ def judge(request: JudgeRequest) -> JudgeResult:
             failure = Failure(kind="disk", code=IntegrityError.code, message=damage)
             return JudgeResult.of_failure(failure)
         request = replace(request, entry=download_sources(entry, place))
-        end = _judge_in_child(request, staging, list(folders.values()))
+        end, left_out = _judge_in_children(request, staging, folders)
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
         result, is_final = _result_of(end)
+        result = replace(result, left_out=left_out)
         if not is_final:
             return result
+        name = judged_name(request.key, entry.name, [*request.failures, *left_out])
         # Kept until it is published: a driver may die before all classes of a model are judged.
         judged = staging / "judged"
         if not result.has_artifact:
@@ -99,29 +106,57 @@ def _result_of(end: End) -> tuple[JudgeResult, bool]:
     return replace(result, judge_s=end.wall_s, peak_bytes=end.peak_bytes), is_final
 
 
-def _judge_in_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> End:
-    """Judge in a child; again without the previous artifact or what follows the verdict if the
-    child dies of them.
+def _judge_in_children(
+    request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
+) -> tuple[End, Mapping[str, Failure]]:
+    """Judge in a child. If it ends with something in hand, judge in another one without that.
+
+    Returns:
+        The end of the last child, with the duration of all; and the candidates that were left out,
+        with the reasons. If none is left, the judge has failed.
     """
     digest, problem = bring_previous(request, staging)
     request = replace(request, previous=digest)
-    uncompared = "not compared with the artifact that serves now"
-    notes = [f"{uncompared}: {problem}"] if problem else []
-    end = in_child(_judge_child, request, staging, folders)
-    failure = end.failure
-    if failure and (staging / FURTHER).exists():
-        counts = ", ".join(map(str, request.further_threads))
-        what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
-        notes.append(f"{what}: {failure.message}")
-        end = in_child(_judge_child, replace(request, further_threads=()), staging, folders)
-    # After a timeout, the previous artifact serves on.
-    elif failure and failure.kind in ("crash", "memory") and (staging / OPENED).exists():
-        notes.append(f"{uncompared}: {failure.message}")
-        end = in_child(_judge_child, replace(request, previous=None), staging, folders)
-    if end.failure is None:
-        reason = "; ".join([end.value.reason, *notes])
-        end = replace(end, value=replace(end.value, reason=reason))
-    return end
+    notes = [f"{WITHOUT[PREVIOUS]}: {problem}"] if problem else []
+    left_out: dict[str, Failure] = {}
+    wall_s = 0.0
+    while True:
+        end = in_child(_judge_child, request, staging, folders)
+        wall_s += end.wall_s
+        if end.failure is None:
+            reason = "; ".join([end.value.reason, *notes])
+            end = replace(end, value=replace(end.value, reason=reason))
+            break
+        name, _, activity = end.in_hand.partition("\n")
+        message = f"failed: {end.failure.kind} while {activity}: {end.failure.message}"
+        failure = replace(end.failure, message=message)
+        again = _without(request, name, failure)
+        if again is None:
+            break
+        notes.append(f"{WITHOUT.get(name, f'{name} left out')}: {message}")
+        if name in request.builds:
+            left_out[name] = failure
+            if not again.builds or wall_s > MOST_TIMES * request.entry.limits.timeout_s:
+                first = min(left_out.values(), key=retry_rank)
+                end = replace(end, failure=replace(first, message="; ".join(notes)))
+                break
+        request = again
+    return replace(end, wall_s=wall_s), left_out
+
+
+def _without(request: JudgeRequest, name: str, failure: Failure) -> JudgeRequest | None:
+    """Return a judge without what was in hand; None if the failure is not its fault."""
+    if name == FURTHER:
+        return replace(request, further=False, further_threads=())
+    if failure.kind in ("disk", "infrastructure"):
+        return None
+    if name == PREVIOUS:
+        return replace(request, previous=None)
+    builds = {recipe: key for recipe, key in request.builds.items() if recipe != name}
+    failures = {**request.failures, name: failure.message}
+    if name in request.builds:
+        return replace(request, builds=builds, failures=failures)
+    return None
 
 
 def _stored(place: Workplace, name: str) -> JudgeResult | None:
@@ -151,7 +186,7 @@ def _bring_candidates(
     return None
 
 
-def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
+def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Path]) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
     from freezer.freezing.judging import judge, open_session
     from freezer.freezing.lowering import objects_kept_in
@@ -175,12 +210,13 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         else None,
     )
     incumbent = open_previous(request.previous, staging, target) if request.previous else None
-    judgement = judge(session, [Candidate.read(folder) for folder in folders], incumbent)
-    further = staging / FURTHER
-    if judgement.winner is not None and not further.exists():
-        further.mkdir()
+    candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
+    judgement = judge(session, candidates, incumbent)
+    if judgement.winner is not None and request.further:
+        make_folder(staging / "further")
+        hold(FURTHER)
         with objects_kept_in(workplace(request.store).objects):
-            judgement = with_other_payloads(session, judgement, further)
+            judgement = with_other_payloads(session, judgement, staging / "further")
     dest = staging / "judged" / "artifact"
     artifact, note = write_judged(
         session,
@@ -206,10 +242,6 @@ def take_precedence() -> None:
 
 FOLDER = "previous"
 """Folder of a judge's staging with the artifact."""
-
-OPENED = "previous-opened"
-"""File of a judge's staging that exists once the artifact is opened: if the process dies from then
-on, the model is judged again without it."""
 
 
 def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
@@ -254,11 +286,11 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     from freezer.freezing.judging import Incumbent
     from freezer.serving.load import load
 
-    (staging / OPENED).touch()
     artifact = Artifact.read(staging / FOLDER)
     problem = None
     made_for = target.device_class
     device = str(target.device) if made_for.kind == "cuda" else None
+    take(PREVIOUS, "opening")
     try:
         load(
             artifact.folder,
@@ -269,6 +301,7 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
         )
     except IncompatibleError as error:
         problem = "; ".join(map(str, error.ladder))
+    take("")
     return Incumbent(
         folder=artifact.folder,
         manifest=artifact.manifest,

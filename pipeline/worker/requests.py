@@ -92,6 +92,7 @@ class JudgeRequest:
         builds: keys of the candidates, by recipe.
         failures: for every other recipe, why it has no candidate.
         previous: digest of the image of the artifact that serves now; the worker sets it.
+        further: whether to add the payloads that follow the verdict; the worker sets it.
     """
 
     key: str
@@ -105,6 +106,7 @@ class JudgeRequest:
     failures: Mapping[str, str] = field(default_factory=dict)
     further_threads: tuple[int, ...] = ()
     previous: str | None = None
+    further: bool = True
 
 
 @dataclass(
@@ -120,6 +122,7 @@ class JudgeResult:
         has_artifact: whether the store contains an artifact folder to publish.
         recipe, failure, figures, clock, task_metric, previous, deciles_ms: as in Outcome.
         candidates: one for each that was judged.
+        left_out: why the others were not, by recipe: each ended a child that had it in hand.
         pareto: as in Outcome.
         judge_s: duration of the child, in seconds.
         peak_bytes: of the child.
@@ -134,6 +137,7 @@ class JudgeResult:
     clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
+    left_out: Mapping[str, Failure] = field(default_factory=dict, metadata=OMIT_DEFAULT)
     pareto: tuple[Tradeoff, ...] = ()
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0

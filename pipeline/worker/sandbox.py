@@ -58,7 +58,10 @@ _TRACE = "(most recent call first):"
 VMSTAT = Path("/proc/vmstat")
 
 STOPPED = {
-    "timeout": "did not end within {timeout_s:g} s; raise limits.timeout_s",
+    "timeout": (
+        "did not end within {timeout_s:g} s, or one step with a candidate within half of that;"
+        " raise limits.timeout_s"
+    ),
     "output": (
         f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and"
         " runs"
@@ -109,6 +112,7 @@ def run_isolated(
         value=end.value if end else None,
         parts=parts,
         failure=failure and _with_log(failure, log),
+        in_hand=report.in_hand,
         peak_bytes=report.peak_bytes,
         wall_s=report.wall_s,
     )
@@ -240,8 +244,10 @@ def _failure_in(
     if report.stopped == "memory":
         return _over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds)
     if report.stopped is not None:
-        message = STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)
-        return _stopped(report.stopped, message)
+        limit_s = bounds.timeout_s
+        message = STOPPED[report.stopped].format(timeout_s=limit_s)
+        tried_s = limit_s if report.stopped == "timeout" else None
+        return replace(_stopped(report.stopped, message), tried_s=tried_s)
     if end is None:
         code = None if report.status is None else os.waitstatus_to_exitcode(report.status)
         if code == -signal.SIGKILL and starved:

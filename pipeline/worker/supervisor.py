@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import select
 import signal
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from freezer.files import make_folder, retried
+from freezer.freezing.in_hand import SIZE
 from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
@@ -47,6 +49,10 @@ SPARE_BYTES = 2_000_000_000
 SPARE_BYTES_PER_CPU = 16_000_000
 """Private memory that a process may map beyond its limit of resident memory: stacks of threads,
 arenas, untouched pages.
+"""
+HANG_SHARE = 0.5
+"""Share of the time limit for one activity with one candidate: if it hangs, the others get the
+whole time in another child.
 """
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
@@ -94,12 +100,14 @@ class SupervisorReport:
         stopped: limit that was passed; None if the child ended by itself.
         status: wait status of the child; None if it could not be reaped.
         result: bytes that the child sent, see `child.received`.
+        in_hand: see End.
         error: failure of the supervisor itself.
     """
 
     stopped: Stop | None = None
     status: int | None = None
     result: bytes = b""
+    in_hand: str = ""
     peak_bytes: int = 0
     wall_s: float = 0.0
     error: Failure | None = None
@@ -187,6 +195,8 @@ class _ChildWatch:
         self._bounds = bounds
         self._worker = worker
         self._result = os.memfd_create("result")
+        self._in_hand = mmap.mmap(-1, SIZE)
+        self._seen = b""
         self._peak = self._sent = 0
         self._status: int | None = None
 
@@ -203,6 +213,7 @@ class _ChildWatch:
                 self._log.fileno(),
                 self._result,
                 self._bounds.data_bytes,
+                self._in_hand,
             )
         started = self._since = time.monotonic()
         stopped = self._until_the_end()
@@ -219,6 +230,7 @@ class _ChildWatch:
             stopped=stopped,
             status=self._status,
             result=os.pread(self._result, os.fstat(self._result).st_size, 0),
+            in_hand=self._in_hand[:].rstrip(b"\0").decode(errors="replace"),
             peak_bytes=self._peak,
             wall_s=wall_s,
         )
@@ -249,7 +261,10 @@ class _ChildWatch:
         if (sent := os.fstat(self._result).st_size) > self._sent:
             self._sent = sent
             self._since = time.monotonic()
-        if time.monotonic() - self._since > self._bounds.timeout_s:
+        now, limit_s = time.monotonic(), self._bounds.timeout_s
+        if (seen := self._in_hand[:]) != self._seen or not seen[0]:
+            self._seen, self._taken = seen, now
+        if now - self._since > limit_s or now - self._taken > HANG_SHARE * limit_s:
             return "timeout"
         return "output" if self._is_too_long() else None
 

@@ -30,12 +30,15 @@ class Fake(NoRay):
         super().__init__()
         self.ends, self.started, self.groups = list(ends), list[str](), list[str]()
         self._requests: list[BuildRequest | JudgeRequest] = []
+        self.judged: list[set[str]] = []
 
     def start(self, *args: Any, name: str, **_: object) -> Handle:
         request: BuildRequest | JudgeRequest = args[1]
         self.groups.append(name)
         self.started += [name] if isinstance(request, JudgeRequest) else _builds_of(request)
         self._requests.append(request)
+        if isinstance(request, JudgeRequest):
+            self.judged.append(set(request.builds))
         return len(self._requests)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:

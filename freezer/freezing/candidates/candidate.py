@@ -19,6 +19,7 @@ from torch import nn
 from freezer.artifact import Dropped, FreezingReport, Payload, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.files import link_or_copy, read_document
+from freezer.freezing.in_hand import take
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, toolchain
@@ -99,10 +100,12 @@ class Candidate:
         if payloads is None:
             payloads = payloads_for_threads(self.payloads, self.payloads[0].num_threads or 0)
         opened = []
+        take(self.recipe, "opening")
         for payload in payloads:
             load = LOADERS[payload.kind]
             run = load(self.folder / payload.path, self.settings, subject.device)
             opened.append(OpenPayload(payload=payload, run=run))
+        take(self.recipe, "validating")
         return FrozenModel(
             spec=subject.spec,
             outputs=subject.outputs,

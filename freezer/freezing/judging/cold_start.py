@@ -22,6 +22,7 @@ from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.files import scratch_folder
 from freezer.freezing.candidates import Candidate
+from freezer.freezing.in_hand import take
 from freezer.freezing.judging import fresh_process
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
@@ -73,6 +74,7 @@ def with_cold_start(session: Session, trial: Trial) -> Trial:
     """
     if trial.cold_start is not None:
         return trial
+    take(trial.recipe, "starting in a fresh process")
     with _opening(session, trial.candidate) as opening:
         return replace(trial, cold_start=measure(opening))
 

@@ -20,13 +20,9 @@ from freezer.artifact import (
     regression_kind,
 )
 from freezer.freezing.candidates import Candidate
+from freezer.freezing.in_hand import PREVIOUS
 from freezer.freezing.judging.cold_start import with_memory
-from freezer.freezing.judging.judgement import (
-    PREVIOUS,
-    Incumbent,
-    Judgement,
-    Trial,
-)
+from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import ALIKE, over_limit

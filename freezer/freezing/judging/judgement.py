@@ -33,9 +33,6 @@ Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "faile
 CAPTURED = KEPT_EAGER.name
 """Entrant name of the captured program (slow_sizes.py)."""
 
-PREVIOUS = "previous"
-"""Entrant name of the artifact that serves now (incumbent.py)."""
-
 
 def general(recipe: str) -> str:
     """Entrant name of a recipe's payload for all sizes, where a payload for a single point serves

@@ -17,6 +17,7 @@ from freezer.artifact import slower_than_eager
 from freezer.compare import finite
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
+from freezer.freezing.in_hand import take
 from freezer.freezing.judging.cold_start import measure_memory, measure_winner
 from freezer.freezing.judging.finalists import time_again
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
@@ -119,6 +120,7 @@ def judge(
             if step in _LONG and candidates:
                 logger.info("%s: %s", _LONG[step], names)
             judgement = step(session, judgement)
+            take("")
     return judgement
 
 

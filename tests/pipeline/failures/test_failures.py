@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import ray.exceptions
@@ -25,7 +25,7 @@ from freezer.errors import (
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.cluster import Done
-from pipeline.failures import CODES, attempts_left, classify, decide, is_kept, kind_of_ray
+from pipeline.failures import CODES, attempts_left, classify, decide, kind_of_ray, policy
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, RAY, Decision
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
@@ -77,23 +77,37 @@ def test_attempts_are_limited() -> None:
     assert decide("no such kind") == Decision()
 
 
+def is_kept(failure: Failure | None, **given: Any) -> bool:
+    return policy.is_kept(
+        failure, **{"memory_bytes": None, "timeout_s": 60, "lifted": False, **given}
+    )
+
+
 def test_failures_that_the_next_campaign_keeps() -> None:
     assert is_kept(None), "rejected"
     assert is_kept(Failure(kind="capture", code="CP-CAPTURE"))
     assert not is_kept(Failure(kind="source", code="CP-FETCH"))
-    assert not any(
-        is_kept(Failure(kind=kind)) for kind in ("timeout", "error", "disk", "infrastructure")
-    )
+    assert not any(is_kept(Failure(kind=kind)) for kind in ("error", "disk", "infrastructure"))
     assert is_kept(Failure(kind="crash", code="CP-CRASH"))
     assert not is_kept(Failure(kind="crash", code="CP-CRASH"), lifted=True)
     assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), (
-        "only crashes are in quarantine"
+        "only crashes and hangs are in quarantine"
     )
     assert is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=5)
     assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=6)
     assert not is_kept(
         Failure(kind="memory", code="CP-MEMORY", tried_bytes=None), memory_bytes=6
     ), "of an earlier release"
+
+
+def test_same_time_limit_is_exceeded_twice() -> None:
+    once = Failure(kind="timeout", code="CP-TIMEOUT", tried_s=60)
+    twice = once.counted(once)
+    assert [is_kept(once), is_kept(twice)] == [False, True]
+    assert not is_kept(twice, timeout_s=61)
+    assert not is_kept(twice, lifted=True)
+    assert not is_kept(replace(twice, tried_s=None)), "of an earlier release"
+    assert once.counted(replace(once, tried_s=30)).starts == 1, "that was another limit"
 
 
 TITLE = "| failure | attempts | where and how | next campaign |"
@@ -123,11 +137,12 @@ def plan_of(
     ledger: Ledger,
     *,
     memory_gb: float | None = None,
+    timeout_s: float = 900,
     facts: ClassFacts = FACTS,
     lift: bool = False,
 ) -> Plan:
     model = entry("m", store.root.parent)
-    model = replace(model, limits=Limits(memory_gb=memory_gb))
+    model = replace(model, limits=Limits(memory_gb=memory_gb, timeout_s=timeout_s))
     made = campaigns.plan_of(
         [model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift
     )
@@ -141,18 +156,32 @@ def ended(
     code: str | None = None,
     *,
     peak_bytes: int = 0,
-    tried_bytes: int | None = None,
+    **tried: Any,
 ) -> Done:
     """A build that ended on a node."""
-    found = (
-        Failure(kind=failure, code=code, message="so it was", tried_bytes=tried_bytes)
-        if failure
-        else None
-    )
+    found = Failure(kind=failure, code=code, message="so it was", **tried) if failure else None
     return Done(
         handle=0,
         value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes),
     )
+
+
+def test_hang_costs_two_campaigns(store: Store) -> None:
+    """By the default limit, and in each campaign one attempt."""
+    for _ in range(2):
+        with Ledger(store, "c") as ledger:
+            plan = plan_of(store, ledger)
+            hang = ended("timeout", "CP-TIMEOUT", tried_s=900)
+            [(item, outcome)], cluster, _ = executed(store, ledger, [hang], plan)
+            assert (outcome.code, len(cluster.started)) == ("CP-TIMEOUT", 1)
+            record(ledger, item, outcome)
+    with Ledger(store, "c") as ledger:
+        assert plan_of(store, ledger).items[0].why == "unchanged"
+        assert plan_of(store, ledger, timeout_s=800).items[0].finished is not None
+        for again in (plan_of(store, ledger, timeout_s=901), plan_of(store, ledger, lift=True)):
+            assert again.items[0].finished is None
+            _, cluster, _ = executed(store, ledger, [hang], again)
+            assert len(cluster.started) == 1, "the build is not kept either"
 
 
 @pytest.fixture

@@ -84,13 +84,13 @@ def first_start(store: Store, ledger: Ledger, failure: str, code: str | None = N
     return plan.items[0]
 
 
-def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
-    first_start(store, ledger, "timeout")
+def test_next_start_builds_what_circumstances_prevented(store: Store, ledger: Ledger) -> None:
+    first_start(store, ledger, "error")
     plan = plan_of(store, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
     said = (
-        f"m {HERE}: build {OTHER}; keep {ONE}; judge if it is built ({OTHER} failed (timeout);"
+        f"m {HERE}: build {OTHER}; keep {ONE}; judge if it is built ({OTHER} failed (error);"
         " retrying, start 2 of 3)"
     )
     assert said in explained(plan, store, ledger)
@@ -119,23 +119,70 @@ def test_engine_is_tried_once_its_own_cpu_joins(store: Store, ledger: Ledger) ->
 
 
 def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
-    first_start(store, ledger, "timeout")
+    first_start(store, ledger, "error")
     for _ in range(MOST_STARTS - 1):
-        outcome, cluster, _ = start(
-            store, ledger, [built(OTHER, "timeout")], plan_of(store, ledger)
-        )
+        outcome, cluster, _ = start(store, ledger, [built(OTHER, "error")], plan_of(store, ledger))
         assert cluster.started == [f"build m {HERE} {OTHER}"]
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     given_up = plan_of(store, ledger)
     assert given_up.items[0].finished is not None
     assert (
-        f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with"
+        f"m {HERE}: unchanged ({OTHER} failed (error) in 3 starts; retried only with"
         " --lift-quarantine)" in explained(given_up, store, ledger)
     )
     lifted = plan_of(store, ledger, lift=True)
     assert lifted.items[0].missed == (OTHER,)
     _, cluster, _ = start(store, ledger, [built(OTHER), judged()], lifted)
     assert len(cluster.started) == 2
+
+
+@pytest.mark.parametrize(("kind", "tried_again"), [("crash", []), ("timeout", [f"judge m {HERE}"])])
+def test_candidate_that_ended_the_judge_is_kept_out(
+    store: Store, ledger: Ledger, kind: str, tried_again: list[str]
+) -> None:
+    """A hang is tried once more, and nothing is built again."""
+    why = Failure(kind=kind, code=CODES[kind], message="why", tried_s=900)
+    without = JudgeResult(verdict="kept-eager", reason="because", left_out={OTHER: why})
+    ends = [built(ONE), built(OTHER), Done(handle=0, value=without)]
+    plan = plan_of(store, ledger)
+    outcome, _, _ = start(store, ledger, ends, plan)
+    reports = {report.recipe: (report.failure, report.problem) for report in outcome.candidates}
+    assert reports == {ONE: (None, None), OTHER: (kind, "why")}
+    for recipe in (ONE, OTHER):
+        in_store(store, plan.items[0], recipe)
+    again = plan_of(store, ledger)
+    if tried_again:
+        assert again.items[0].missed == (OTHER,)
+        _, cluster, _ = start(store, ledger, ends[2:], again)
+        assert cluster.started == tried_again
+    assert plan_of(store, ledger).items[0].finished is not None
+    assert plan_of(store, ledger, lift=True).items[0].missed == (OTHER,)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "left_out", "second", "problems"),
+    [
+        ("unstable", {OTHER}, {ONE}, [None, "why"]),
+        ("failed", {ONE, OTHER}, {ONE, OTHER}, [None] * 2),
+    ],
+)
+def test_next_judge_leaves_it_out_beside_others(
+    store: Store,
+    ledger: Ledger,
+    verdict: str,
+    left_out: set[str],
+    second: set[str],
+    problems: list[str | None],
+) -> None:
+    why = Failure(kind="crash", code="CP-CRASH", message="why")
+    failure = why if verdict == "failed" else None
+    first = JudgeResult(
+        verdict=verdict, reason="", failure=failure, left_out=dict.fromkeys(left_out, why)
+    )
+    ends = [built(ONE), built(OTHER), Done(handle=0, value=first), judged()]
+    outcome, cluster, _ = start(store, ledger, ends, plan_of(store, ledger))
+    assert cluster.judged[1] == second
+    assert [report.problem for report in outcome.candidates] == problems
 
 
 @pytest.mark.parametrize("verdict", ["failed", "unstable"])

@@ -18,7 +18,6 @@ from pipeline.failures import CODES
 from pipeline.records import Failure
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.worker.child import End
-from pipeline.worker.judge_task import OPENED
 from pipeline.workspace import workplace
 from tests.support.campaigns import judged_folder
 from tests.support.steps import HERE, QUICK, blob_of, flip_a_byte
@@ -79,12 +78,18 @@ def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "verdict", "compared"),
-    [("crash", "published", [True, False]), ("timeout", "failed", [True])],
+    ("in_hand", "kind", "verdict", "compared"),
+    [
+        ("previous\nopening", "crash", "published", [True, False]),
+        ("previous\nvalidating", "timeout", "published", [True, False]),
+        ("previous\ntiming", "disk", "failed", [True]),
+        ("", "timeout", "failed", [True]),
+    ],
 )
 def test_death_with_the_old_artifact(
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
+    in_hand: str,
     kind: str,
     verdict: str,
     compared: list[bool],
@@ -97,12 +102,12 @@ def test_death_with_the_old_artifact(
         asked.append(request.previous is not None)
         if request.previous is None:
             return End(value=JudgeResult(verdict="published", reason="it is fast"))
-        (staging / OPENED).touch()
-        return End(failure=Failure(kind=kind, code=CODES[kind], message="the child ended"))
+        failure = Failure(kind=kind, code=CODES[kind], message="the child ended")
+        return End(failure=failure, in_hand=in_hand)
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", in_child)
     request = JudgeRequest(
-        key=kind, builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)
+        key=f"{kind} {verdict}", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)
     )
     result = judge(request)
     assert (result.verdict, asked, result.previous) == (verdict, compared, None)

@@ -15,6 +15,7 @@ import pytest
 
 from freezer.artifact import Artifact, FreezingReport
 from freezer.codec import decode
+from freezer.freezing.in_hand import FURTHER
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from pipeline.catalog import Entry
@@ -28,7 +29,6 @@ from pipeline.worker import (
     judge,
 )
 from pipeline.worker.child import End
-from pipeline.worker.judge_task import FURTHER
 from pipeline.workspace import log_path, workplace
 from tests.support.campaigns import GOOD_FOLDER as MODELS
 from tests.support.campaigns import good_entry as entry
@@ -108,22 +108,18 @@ def test_death_in_a_further_build_leaves_the_verdict(
 
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         asked.append(request.further_threads)
-        if not request.further_threads:
+        if not request.further:
             return End(value=JudgeResult(verdict="published", reason="it is fast"))
-        (staging / FURTHER).mkdir()
-        return End(
-            failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
-        )
+        failure = Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
+        return End(failure=failure, in_hand=f"{FURTHER}\nopening")
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
     result = judge(
         replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1))
     )
     assert asked == [(2, 1), ()]
-    assert (result.verdict, result.reason) == (
-        "published",
-        "it is fast; not frozen for threads 2, 1: used more than 8.0 GB",
-    )
+    assert (result.verdict, result.left_out) == ("published", {})
+    assert "used more than 8.0 GB" in result.reason
 
 
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
