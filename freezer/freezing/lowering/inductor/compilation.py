@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.capture import Captured
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
+from freezer.freezing.lowering.inductor.compiler_trial import precompiles, try_compiler
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
@@ -44,8 +46,9 @@ from freezer.freezing.lowering.lowered import (
     timed,
 )
 from freezer.freezing.models import free_tensors
-from freezer.freezing.recipes import BESIDE, Settings
+from freezer.freezing.recipes import BESIDE, RECIPES, Settings
 from freezer.freezing.target import Target, packed_layouts
+from freezer.hardware import DeviceClass
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.tensors import program_bytes, program_dtypes
@@ -94,6 +97,12 @@ def _build(
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
     layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
     config = configuration(settings["inductor"], target, beside=beside)
+    if target.device_class.kind == "cpu":
+        headers = precompiles(target.device_class, known(config))
+        config |= {
+            "aot_inductor.precompile_headers": headers,
+            "cpp_cache_precompile_headers": headers,
+        }
     report = report_before(captured)
     watched = _Watched(captured, beside=beside)
     phases_s: dict[str, float] = {}
@@ -249,6 +258,20 @@ def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[s
     if target.device_class.capability is not None:
         config["cuda.arch"] = str(target.device_class.capability)
     return config
+
+
+def compiler_problem(device_class: DeviceClass, *, precompiled: bool) -> str | None:
+    """Why the C++ compiler cannot compile kernels for a CPU class, with or without a precompiled
+    header; None if it can.
+    """
+    settings = RECIPES["inductor-frozen"].settings["inductor"]
+    target = Target(device_class=device_class, num_threads=1)
+    config = known(configuration(settings, target, beside=False))
+    try:
+        try_compiler(device_class, config, precompiled=precompiled)
+    except Exception as error:
+        return sentence(error, "inductor")
+    return None
 
 
 def _changed_by_program() -> dict[str, object]:
