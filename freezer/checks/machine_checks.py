@@ -144,6 +144,10 @@ def classes_finding(
         remedy = "lscpu   # a virtual machine may hide features: qemu -cpu host"
         text += "; only portable artifacts serve here"
         return Finding("device classes", text, "warning", remedy)
+    if machine.emulated:
+        text += "; the CPU is emulated, so speeds are not measured here"
+        remedy = "coldpress worker-labels   # on hardware of the class: it times what was made here"
+        return Finding("device classes", text, "warning", remedy)
     return Finding("device classes", text)
 
 

@@ -37,7 +37,7 @@ from freezer.cli.store_commands import pick
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
-from freezer.hardware import detect
+from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 
 if TYPE_CHECKING:
@@ -202,15 +202,18 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
 
 
 def classes(as_json: JsonOption = False) -> None:
-    """Print this machine's device classes, most specific first, and the reasons against the next
-    better ones.
+    """Print this machine's device classes, most specific first, whether Coldpress has run on such
+    hardware, and the reasons against the next better ones.
     """
     machine = detect()
+    run_on = {name: DEVICE_CLASSES[name].run_on for name in machine.classes}
     if as_json:
-        say_json(asdict(machine))
+        say_json({**asdict(machine), "run_on": run_on})
         return
-    for name in machine.classes:
-        say(name)
+    for name, where in run_on.items():
+        say(f"{name:20}  has run {where}")
+    if machine.emulated:
+        say("This CPU is emulated: speeds are not measured here.", "yellow")
     for name, reason in machine.next_better.items():
         say(f"not {name}: {reason}", "dim")
 

@@ -75,6 +75,9 @@ STEPS: tuple[Step, ...] = (
     measure_winner,  # in a fresh process (cold_start.py)
 )
 
+TIMING: tuple[Step, ...] = (enter_incumbent, time_entrants, time_other_sizes)
+"""Steps that are left out on an emulated CPU."""
+
 
 def judge(
     session: Session, candidates: Sequence[Candidate], incumbent: Incumbent | None = None
@@ -106,7 +109,8 @@ def judge(
     )
     with judging_conditions(session.target):
         for step in STEPS:
-            judgement = step(session, judgement)
+            if session.timed or step not in TIMING:
+                judgement = step(session, judgement)
     return judgement
 
 

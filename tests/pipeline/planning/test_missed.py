@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freezer.spec import SamplingPolicy
+from freezer.spec import Clock, SamplingPolicy
 from freezer.store import Store
 from pipeline.cluster import Done
 from pipeline.failures import CODES, MOST_STARTS
@@ -18,7 +18,7 @@ from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
 from pipeline.worker import BuildResult, JudgeResult
-from tests.support import campaigns
+from tests.support import campaigns, outcomes
 from tests.support.executions import Fake, executed, explained, record
 from tests.support.steps import HERE
 
@@ -169,3 +169,21 @@ def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledg
     assert again.judge == accepting.items[0].judge, (
         "results of quiet machines stand with and without the option"
     )
+
+
+@pytest.mark.parametrize("clock", ["none", "inherited"])
+def test_a_real_node_times_what_an_emulated_one_judged(
+    store: Store, ledger: Ledger, clock: Clock
+) -> None:
+    model = campaigns.entry("m", store.root.parent)
+
+    def planned(emulated: bool) -> Item:
+        facts = replace(campaigns.FACTS, emulated=emulated)
+        return campaigns.plan_of([model], store, ledger, facts=facts).items[0]
+
+    item = planned(True)
+    outcome = outcomes.outcome("m", judge_key=item.judge.digest, device_class=HERE, clock=clock)
+    record(ledger, item, replace(outcome, verdict="published", version=None))
+    assert planned(True).finished is not None
+    again = planned(False)
+    assert (again.finished, "emulated" in again.why) == (None, True)

@@ -24,7 +24,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
-from freezer.freezing.lowering.inductor.compiler_trial import precompiles, try_compiler
+from freezer.freezing.lowering.inductor.compiler_trial import header_settings, try_compiler
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
@@ -97,12 +97,7 @@ def _build(
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
     layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
     config = configuration(settings["inductor"], target, beside=beside)
-    if target.device_class.kind == "cpu":
-        headers = precompiles(target.device_class, known(config))
-        config |= {
-            "aot_inductor.precompile_headers": headers,
-            "cpp_cache_precompile_headers": headers,
-        }
+    config |= header_settings(target.device_class, known(config))
     report = report_before(captured)
     watched = _Watched(captured, beside=beside)
     phases_s: dict[str, float] = {}

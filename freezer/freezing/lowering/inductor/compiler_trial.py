@@ -37,8 +37,7 @@ extern "C" void coldpress_trial(const float* in, float* out, long size) {{
 def try_compiler(
     device_class: DeviceClass, config: Mapping[str, object], *, precompiled: bool
 ) -> None:
-    """Compile PROGRAM as a build for a CPU class compiles kernels: to an object with a precompiled
-    header, or else to a shared library.
+    """Compile PROGRAM like kernels: to an object with a precompiled header, or else to a library.
 
     Args:
         device_class: a CPU class.
@@ -60,11 +59,8 @@ def try_compiler(
     ):
         source = Path(folder, "trial.cpp")
         source.write_text(PROGRAM)
-        command: dict[str, Any] = {
-            "aot_mode": True,
-            "device_type": "cpu",
-            "vec_isa": cpu_vec_isa.pick_vec_isa(),
-        }
+        isa = cpu_vec_isa.pick_vec_isa()
+        command: dict[str, Any] = {"aot_mode": True, "device_type": "cpu", "vec_isa": isa}
         options = cpp_builder.CppTorchDeviceOptions(**command, compile_only=precompiled)
         if precompiled:
             header = codecache._precompile_header(HEADER, "coldpress", **command)
@@ -77,10 +73,17 @@ def try_compiler(
         ).build()
 
 
-def precompiles(device_class: DeviceClass, config: Mapping[str, object]) -> bool:
-    """Whether the compiler takes a precompiled header for a CPU class. Tried once per compiler,
-    torch and class; the result is beside torch's precompiled headers.
+def header_settings(device_class: DeviceClass, config: Mapping[str, object]) -> dict[str, object]:
+    """Settings of Inductor that precompile headers if the compiler takes them for a CPU class.
+    Tried once per compiler, torch and class; the result is beside torch's precompiled headers.
     """
+    if device_class.kind != "cpu":
+        return {}
+    taken = _precompiles(device_class, config)
+    return {"aot_inductor.precompile_headers": taken, "cpp_cache_precompile_headers": taken}
+
+
+def _precompiles(device_class: DeviceClass, config: Mapping[str, object]) -> bool:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     toolchain = cpu_toolchain()
