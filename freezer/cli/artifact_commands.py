@@ -206,14 +206,11 @@ def classes(as_json: JsonOption = False) -> None:
     hardware, and the reasons against the next better ones.
     """
     machine = detect()
-    run_on = {name: DEVICE_CLASSES[name].run_on for name in machine.classes}
     if as_json:
-        say_json({**asdict(machine), "run_on": run_on})
+        say_json(asdict(machine))
         return
-    for name, where in run_on.items():
-        say(f"{name:20}  has run {where}")
-    if machine.emulated:
-        say("This CPU is emulated: speeds are not measured here.", "yellow")
+    for name in machine.classes:
+        say(f"{name:20}  has run {DEVICE_CLASSES[name].run_on}")
     for name, reason in machine.next_better.items():
         say(f"not {name}: {reason}", "dim")
 

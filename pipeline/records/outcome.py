@@ -246,12 +246,6 @@ class Outcome:
         )
 
     @property
-    def is_untimed(self) -> bool:
-        """Whether it was published from an emulated CPU, without timing it."""
-        is_published = self.verdict == "published"
-        return is_published and self.clock in ("none", "inherited")
-
-    @property
     def code(self) -> str | None:
         """Error code of a failed or rejected outcome, in docs/reference/errors.md."""
         if self.failure is not None:

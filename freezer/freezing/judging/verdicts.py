@@ -77,15 +77,15 @@ def _untimed(session: Session, passing: Sequence[Trial]) -> tuple[Verdict, str, 
     """The verdict on an emulated CPU: the last recipe of `auto` in the order of builds wins, which
     freezes most. Of the limits, only size is checked.
     """
-    able = [trial for trial in passing if over_footprint(session.limits, trial) is None]
     order = list(RECIPES)
 
-    def rank(trial: Trial) -> tuple[bool, int]:
-        return RECIPES[trial.recipe].auto, order.index(trial.recipe)
+    def rank(trial: Trial) -> tuple[bool, bool, int]:
+        is_small = over_footprint(session.limits, trial) is None
+        return is_small, RECIPES[trial.recipe].auto, order.index(trial.recipe)
 
-    best = max(able or passing, key=rank)
-    if not able:
-        return "kept-eager", f"{best.recipe}: {over_footprint(session.limits, best)}", best
+    best = max(passing, key=rank)
+    if problem := over_footprint(session.limits, best):
+        return "kept-eager", f"{best.recipe}: {problem}", best
     reason = f"{best.recipe} passes the drift gate; speed not measured, since the CPU is emulated"
     return "published", reason, best
 

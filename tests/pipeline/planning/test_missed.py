@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freezer.spec import Clock, SamplingPolicy
+from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from pipeline.cluster import Done
 from pipeline.failures import CODES, MOST_STARTS
@@ -171,10 +171,7 @@ def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledg
     )
 
 
-@pytest.mark.parametrize("clock", ["none", "inherited"])
-def test_a_real_node_times_what_an_emulated_one_judged(
-    store: Store, ledger: Ledger, clock: Clock
-) -> None:
+def test_real_nodes_time_what_emulated_ones_judged(store: Store, ledger: Ledger) -> None:
     model = campaigns.entry("m", store.root.parent)
 
     def planned(emulated: bool) -> Item:
@@ -182,7 +179,7 @@ def test_a_real_node_times_what_an_emulated_one_judged(
         return campaigns.plan_of([model], store, ledger, facts=facts).items[0]
 
     item = planned(True)
-    outcome = outcomes.outcome("m", judge_key=item.judge.digest, device_class=HERE, clock=clock)
+    outcome = outcomes.outcome("m", judge_key=item.judge.digest, device_class=HERE, clock="none")
     record(ledger, item, replace(outcome, verdict="published", version=None))
     assert planned(True).finished is not None
     again = planned(False)

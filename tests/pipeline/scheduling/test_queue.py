@@ -207,12 +207,11 @@ def test_judges_prefer_real_cpus() -> None:
     assert fits(build, emulated, [emulated, SMALL])
 
 
-@pytest.mark.parametrize("recipe", [None, "portable"])
-def test_portable_prefers_nodes_like_the_drivers(recipe: str | None) -> None:
+def test_portable_prefers_nodes_like_the_drivers() -> None:
     here = node("here", HERE)
     other = node("other", "cpu-aarch64" if "x86" in HERE else V3)
     emulated = replace(here, node_id="emulated", emulated=True)
-    task = waiting(ANY, recipe=recipe)
+    task = waiting(ANY, recipe="portable")
     for node_ in (other, emulated):
         assert fits(task, node_, [node_])
         assert not fits(task, node_, [node_, here])

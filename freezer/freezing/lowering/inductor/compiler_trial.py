@@ -90,13 +90,12 @@ def _precompiles(device_class: DeviceClass, config: Mapping[str, object]) -> boo
     parts = (compiler(), toolchain["cxx"], toolchain["torch"], device_class.name)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()
     known = Path(default_cache_dir(), "precompiled_headers", f"coldpress-{digest}")
-    if known.exists():
-        return known.read_text() == "yes"
-    try:
-        try_compiler(device_class, config, precompiled=True)
-        answer = "yes"
-    except Exception:  # whatever it is, builds do without
-        answer = "no"
-    make_folder(known.parent)
-    write_whole(known, answer.encode(), synced=False)
-    return answer == "yes"
+    if not known.exists():
+        answer = b"yes"
+        try:
+            try_compiler(device_class, config, precompiled=True)
+        except Exception:  # builds do without, for any reason
+            answer = b"no"
+        make_folder(known.parent)
+        write_whole(known, answer, synced=False)
+    return known.read_bytes() == b"yes"

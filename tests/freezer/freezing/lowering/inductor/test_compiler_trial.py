@@ -13,6 +13,8 @@ from freezer.hardware import device_class
 from tests.support.models import Mlp, seeded
 from tests.support.steps import HERE, candidate_of, random_inputs, subject_of
 
+X = random_inputs(2, 4)
+
 DIES = """#!/bin/sh
 case " $* " in
     *{pattern}*)
@@ -24,34 +26,29 @@ exec g++ "$@"
 """
 
 
-@pytest.fixture
-def compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+def use(pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select a g++ that dies when an argument matches a pattern."""
+    compiler = folder / "g++"
+    compiler.write_text(DIES.format(pattern=pattern))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+def test_builds_without_precompiled_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A g++ that dies when an argument matches a pattern."""
-    path = tmp_path / "bin" / "g++"
-    path.parent.mkdir()
-    path.write_text(DIES.format(pattern=request.param))
-    path.chmod(0o755)
-    monkeypatch.setenv("CXX", str(path))
-
-
-@pytest.mark.parametrize("compiler", ['" -include "'], indirect=True)
-@pytest.mark.usefixtures("compiler")
-def test_builds_without_precompiled_headers(tmp_path: Path) -> None:
-    x = random_inputs(2, 4)
-    subject = subject_of(seeded(Mlp), {"x": x})
+    use('" -include "', tmp_path, monkeypatch)
+    subject = subject_of(seeded(Mlp), {"x": X})
     candidate = candidate_of(subject, "inductor-frozen", tmp_path / "built")
-    torch.testing.assert_close(candidate.open(subject)(x), seeded(Mlp)(x))
+    torch.testing.assert_close(candidate.open(subject)(X), seeded(Mlp)(X))
     assert compiler_problem(device_class(HERE), precompiled=False) is None
-    problem = compiler_problem(device_class(HERE), precompiled=True)
-    assert problem is not None
-    assert "vec_float.h:196:61: internal compiler error: Segmentation fault" in problem
+    assert "vec_float.h:196:61" in str(compiler_problem(device_class(HERE), precompiled=True))
 
 
-@pytest.mark.parametrize("compiler", ['" -c "'], indirect=True)
-@pytest.mark.usefixtures("compiler")
-def test_a_failed_build_quotes_the_compiler(tmp_path: Path) -> None:
-    subject = subject_of(seeded(Mlp), {"x": random_inputs(2, 4)})
+def test_a_failed_build_quotes_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use('" -c "', tmp_path, monkeypatch)
+    subject = subject_of(seeded(Mlp), {"x": X})
     with pytest.raises(BuildError, match=r"vec_float\.h:196:61: internal compiler error"):
         candidate_of(subject, "inductor-frozen", tmp_path / "built")
