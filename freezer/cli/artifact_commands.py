@@ -202,8 +202,8 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
 
 
 def classes(as_json: JsonOption = False) -> None:
-    """Print this machine's device classes, most specific first, whether Coldpress has run on such
-    hardware, and the reasons against the next better ones.
+    """Print this machine's device classes, most specific first, with where they have run, and the
+    reasons against the next better ones.
     """
     machine = detect()
     if as_json:
