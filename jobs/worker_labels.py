@@ -27,7 +27,7 @@ from freezer.hardware import (
     machine_bytes,
     this_host,
 )
-from pipeline.records import LABEL
+from pipeline.records import labels_of
 
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low
@@ -105,7 +105,7 @@ def this_worker(wanted: Collection[str]) -> Worker:
         )
     num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
     arguments = [
-        f"--labels={','.join(f'{LABEL}{name}=true' for name in classes)}",
+        f"--labels={','.join(map('='.join, labels_of(classes).items()))}",
         f"--num-cpus={available_cpus()}",
         f"--num-gpus={num_gpus}",
         f"--memory={int(machine_bytes() * MEMORY_SHARE)}",

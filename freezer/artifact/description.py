@@ -53,6 +53,8 @@ def describe(
         yield "drift", f"{ratio} ({ERROR_RATIO})"
     if manifest.latency:
         yield from _latency(manifest.latency)
+    else:
+        yield "speed", CLOCKS["none"]
     for dropped in manifest.freezing.dropped:
         yield "left out", f"{dropped.payload}: {dropped.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe.tried, _clock(manifest))
@@ -69,8 +71,13 @@ def _identity(
     classes = f" (published: {', '.join(published)})" if published else ""
     yield "device class", manifest.device_class + classes
     is_fallback = manifest.device_class == PORTABLE
-    why = "the fallback of all machines" if is_fallback else f"by {manifest.gate.objective}"
+    why = f"by {manifest.gate.objective}" if manifest.latency else "by drift alone"
+    if is_fallback:
+        why = "the fallback of all machines"
     yield "verdict", f"{manifest.verdict}, {why}"
+    host = manifest.provenance.get("host", {})
+    if is_fallback and "machine" in host:
+        yield "proven on", host["machine"]
     recipe = manifest.recipe
     yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 

@@ -9,19 +9,25 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlparse
 
-from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line, last_line
-from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
-from freezer.hardware import PORTABLE, Host, describe_host, this_host
+from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line
+from freezer.files import SCHEMES, VARIABLE, scratch_place
+from freezer.hardware import (
+    PORTABLE,
+    Host,
+    best_level,
+    describe_host,
+    detect,
+    device_class,
+    this_host,
+)
 from freezer.packages import install_command
 from freezer.store import WORK, LocalFiles, Store, newest_versions
 
@@ -68,24 +74,11 @@ Check = Callable[[CheckRequest], Iterable[Finding]]
 LEAST_FREE_BYTES = 1e9
 """Free disk space below which a build may fail."""
 
-PROGRAM = """
-#include <omp.h>
-#include <vector>
-extern "C" int coldpress_sum(int n) {
-    std::vector<int> x(n, 1);
-    int sum = 0;
-#pragma omp parallel for reduction(+ : sum)
-    for (int i = 0; i < n; ++i) sum += x[i];
-    return sum;
-}
-"""
-"""A shared library with OpenMP, as Inductor builds them."""
-
-COMPILE_LIMIT_S = 60
-
-_COMPILE = "-std=c++17 -O1 -fPIC -fopenmp -shared -o program.so program.cpp"
+_NEEDED = "; freezing with Inductor needs it, and serving does not"
 
 _INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
+
+_OTHER = "apt-get install clang libomp-dev; CXX=clang++ coldpress doctor   # or another one"
 
 
 def check_torch(_: CheckRequest) -> Iterator[Finding]:
@@ -104,45 +97,25 @@ def check_torch(_: CheckRequest) -> Iterator[Finding]:
 
 
 def check_compiler(_: CheckRequest) -> Iterator[Finding]:
-    """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
-    its instructions.
+    """Whether the C++ compiler builds Inductor's code for this machine, and objdump is there to
+    check its instructions. Requires torch.
     """
     from freezer.freezing.environment import compiler
+    from freezer.freezing.lowering import compiler_problem
 
-    command = compiler()
+    command, classes = compiler(), detect().classes
     missing = [tool for tool in (command, "objdump") if shutil.which(tool) is None]
-    problem = f"{missing[0]!r} is not in PATH" if missing else _compile_problem(command)
-    if problem is None:
-        yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
-    else:
-        text = f"{problem}; freezing with Inductor needs it, and serving does not"
+    level = best_level(classes)
+    if missing:
+        text = f"{missing[0]!r} is not in PATH{_NEEDED}"
         yield Finding("compiler", text, "warning", _INSTALL)
-
-
-def _compile_problem(command: str) -> str | None:
-    """Build PROGRAM as a build would, without variables that builds ignore; return the compiler's
-    first error, if there is one.
-    """
-    from freezer.freezing.environment import cleared
-
-    with scratch_folder() as folder, cleared():
-        (Path(folder) / "program.cpp").write_text(PROGRAM)
-        try:
-            done = subprocess.run(
-                [command, *_COMPILE.split()],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=COMPILE_LIMIT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{command!r} cannot be run: {last_line(error)}"
-    if done.returncode == 0:
-        return None
-    lines = [line for line in done.stderr.splitlines() if "error" in line]
-    message = lines[0] if lines else f"exit code {done.returncode}"
-    return f"{command!r} cannot build a shared library with OpenMP: {message}"
+    elif level is None:
+        yield Finding("compiler", f"{command!r}, not tried: this machine serves no class")
+    elif problem := compiler_problem(device_class(level)):
+        text = f"{command!r} cannot build for {level}: {problem}{_NEEDED}"
+        yield Finding("compiler", text, "warning", _OTHER)
+    else:
+        yield Finding("compiler", f"{command!r} builds for {level}")
 
 
 def check_classes(_: CheckRequest) -> Iterator[Finding]:
@@ -165,6 +138,10 @@ def classes_finding(
     if machine.classes == (PORTABLE,):
         remedy = "lscpu   # a virtual machine may hide features: qemu -cpu host"
         text += "; only portable artifacts serve here"
+        return Finding("device classes", text, "warning", remedy)
+    if machine.emulated:
+        text += "; the CPU is emulated, so speeds are not measured here"
+        remedy = "coldpress worker-labels   # on hardware of the class: it times what was made here"
         return Finding("device classes", text, "warning", remedy)
     return Finding("device classes", text)
 

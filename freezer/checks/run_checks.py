@@ -21,7 +21,6 @@ from freezer.errors import first_line
 CHECKS: Mapping[str, Check] = {
     "device classes": check_classes,
     "temporary folder": check_temporary,
-    "compiler": check_compiler,
 }
 """Checks without torch, by what they check."""
 
@@ -36,7 +35,7 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     further, missing = _further()
     yield from _run(CHECKS, request)
     if findings[0].level == "ok":
-        yield from _run({"GPU": check_gpus}, request)
+        yield from _run({"compiler": check_compiler, "GPU": check_gpus}, request)
     yield from missing
     yield from _run({**further, "store": check_store}, request)
 

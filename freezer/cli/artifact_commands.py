@@ -37,7 +37,7 @@ from freezer.cli.store_commands import pick
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
-from freezer.hardware import detect
+from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 
 if TYPE_CHECKING:
@@ -202,15 +202,15 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
 
 
 def classes(as_json: JsonOption = False) -> None:
-    """Print this machine's device classes, most specific first, and the reasons against the next
-    better ones.
+    """Print this machine's device classes, most specific first, with where they have run, and the
+    reasons against the next better ones.
     """
     machine = detect()
     if as_json:
         say_json(asdict(machine))
         return
     for name in machine.classes:
-        say(name)
+        say(f"{name:20}  has run {DEVICE_CLASSES[name].run_on}")
     for name, reason in machine.next_better.items():
         say(f"not {name}: {reason}", "dim")
 

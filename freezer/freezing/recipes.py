@@ -79,6 +79,7 @@ INDUCTOR_SETTINGS: Settings = {
     # A header of 130 MB takes longer than the few files of a model without it, some compilers die
     # of it (g++ 12 with 256-bit SVE), and torch leaves it in the user's temporary folder.
     "aot_inductor.precompile_headers": False,
+    "cpp_cache_precompile_headers": False,
     # Otherwise vectors of up to 8 numbers become part of the code, which retrained models share.
     "always_keep_tensor_constants": True,
     # For profilers: the first costs a register, the second bytes.

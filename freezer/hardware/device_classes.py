@@ -120,6 +120,8 @@ def limited_by(environ: Mapping[str, str]) -> str:
 
 PORTABLE = "portable"
 
+RunOn = Literal["on hardware", "under emulation", "nowhere"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceClass:
@@ -139,6 +141,7 @@ class DeviceClass:
             before torch is imported.
         capability: of a CUDA class, major * 10 + minor.
         host: of a CUDA class, the CPU class of its host code.
+        run_on: where this project has run artifacts of the class.
     """
 
     name: str
@@ -155,6 +158,7 @@ class DeviceClass:
     limits: Mapping[str, str] = field(default_factory=dict)
     capability: int | None = None
     host: str | None = None
+    run_on: RunOn = "on hardware"
 
     @property
     def archspec(self) -> str | None:
@@ -224,6 +228,7 @@ def _arm(
         march=march,
         simdlen=sve_bits or 128,
         sve_bits=sve_bits,
+        run_on="under emulation",
     )
 
 
@@ -233,6 +238,7 @@ def _cuda(capability: int) -> DeviceClass:
         kind="cuda",
         capability=capability,
         host="cpu-x86-64-v3",
+        run_on="nowhere",
     )
 
 

@@ -26,6 +26,17 @@ from freezer.hardware.device_classes import (
     usable_features,
 )
 
+_HWCAP = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma"
+    " lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg"
+)
+_HWCAP2 = (
+    "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm"
+    " svebf16 i8mm bf16"
+)
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+"""Linux's names of Arm's features by bit, and the entries of the auxiliary vector with them."""
+
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
 
@@ -42,6 +53,7 @@ class Host:
         gpus: in PCI bus order.
         no_gpu: why no GPU was detected.
         driver: version of the NVIDIA driver.
+        emulated: whether qemu-user or the like runs this process on another CPU.
     """
 
     machine: str
@@ -51,6 +63,7 @@ class Host:
     gpus: tuple[cuda.Gpu, ...] = ()
     no_gpu: str = "no NVIDIA driver"
     driver: str | None = None
+    emulated: bool = False
 
 
 @functools.cache
@@ -61,7 +74,7 @@ def this_host() -> Host:
     if machine == "x86_64":
         vendor, features = _x86()
     elif machine == "aarch64":
-        features = frozenset(archspec.cpu.detect.proc_cpuinfo().features)
+        features = _arm_features()
         sve_bits = _sve_bits() if "sve" in features else None
     return Host(
         machine=machine,
@@ -71,7 +84,31 @@ def this_host() -> Host:
         gpus=gpus,
         no_gpu=no_gpu,
         driver=driver,
+        emulated=is_emulated(),
     )
+
+
+def is_emulated(proc: Path = Path("/proc")) -> bool:
+    """Whether an emulator of user programs runs this process: it shows the program as the
+    executable of the process, but itself as that of the thread.
+
+    Such a process sees another CPU than /proc/cpuinfo, or the same one without some features. An
+    emulator of whole machines is not detected.
+    """
+    try:
+        return (proc / "self/exe").readlink() != (proc / "thread-self/exe").readlink()
+    except OSError:
+        return False
+
+
+def _arm_features() -> frozenset[str]:
+    """Features as in /proc/cpuinfo, which shows the host of an emulator."""
+    library = ctypes.CDLL(None)
+    features: list[str] = []
+    for entry, names in ((_AT_HWCAP, _HWCAP), (_AT_HWCAP2, _HWCAP2)):
+        bits = library.getauxval(entry)
+        features += [name for bit, name in enumerate(names.split()) if bits >> bit & 1]
+    return frozenset(features)
 
 
 def _x86() -> tuple[str, frozenset[str]]:
@@ -128,6 +165,7 @@ class Machine:
         why_not: the reason for each class of this architecture that it cannot run.
         layouts: oneDNN's layout of packed weights in this process, by dtype.
         limits: the variables that limit this process, as text.
+        emulated: as in `Host`; speeds are not measured then.
     """
 
     classes: tuple[str, ...]
@@ -135,6 +173,7 @@ class Machine:
     why_not: Mapping[str, str]
     layouts: Mapping[str, str]
     limits: str = ""
+    emulated: bool = False
 
     @property
     def next_better(self) -> dict[str, str]:
@@ -182,6 +221,7 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
         why_not={**why_not, **no_cuda},
         layouts=layouts(onednn_features(host.features, environ), host.sve_bits),
         limits=limited_by(environ),
+        emulated=host.emulated,
     )
 
 

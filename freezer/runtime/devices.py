@@ -238,6 +238,7 @@ def host_fingerprint() -> dict[str, Any]:
     names = sorted(filter(_OF_SPEED.fullmatch, os.environ))
     return {
         "cpu": archspec.cpu.detect.brand_string(),
+        "machine": platform.machine(),
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
         "affinity": len(os.sched_getaffinity(0)),

@@ -17,9 +17,10 @@ Objective = Literal["p50", "p95", "throughput", "size"]
 Timing = Literal["p50", "p95", "throughput"]
 """The objectives about steady latency: median, 95th percentile, mean."""
 
-Clock = Literal["wall", "cpu", "disturbed", "inherited"]
+Clock = Literal["wall", "cpu", "disturbed", "inherited", "none"]
 """What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, the
-clock in all rounds, or the judge of an earlier version with the same architecture.
+clock in all rounds, or the judge of an earlier version with the same architecture. None does on an
+emulated CPU.
 """
 
 CLOCKS: dict[Clock, str] = {
@@ -27,10 +28,11 @@ CLOCKS: dict[Clock, str] = {
     "cpu": "by CPU time",
     "disturbed": "by disturbed rounds",
     "inherited": "inherited from an earlier version",
+    "none": "speed not measured",
 }
 """The same in words; empty for the default."""
 
-MARKS: dict[Clock, str] = {"wall": "", "cpu": "", "disturbed": "~", "inherited": "^"}
+MARKS: dict[Clock, str] = {"wall": "", "cpu": "", "disturbed": "~", "inherited": "^", "none": ""}
 """The same before a figure: `~512.29` was measured in disturbed rounds, and is not a bound; `^1.84`
 was measured with other weights.
 """

@@ -59,10 +59,13 @@ HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
 CMD ["ray", "start", "--head", "--block", "--port=6379", "--num-cpus=0", "--dashboard-host=0.0.0.0", "--object-store-memory=200000000"]
 
 FROM node AS worker
-# g++ also brings objdump: both build and check Inductor payloads.
+# Compilers in order of preference. g++ also brings objdump: both build and check Inductor payloads.
+ARG COMPILERS="g++ g++-11"
+COPY infra/images/choose-compiler.sh /usr/local/bin/
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
+    && apt-get install --yes --no-install-recommends ${COMPILERS} \
+    && rm -rf /var/lib/apt/lists/* \
+    && PYTHONPATH=/app choose-compiler.sh ${COMPILERS}
 COPY infra/images/worker.sh /usr/local/bin/coldpress-worker
 # NVIDIA's container runtime reads its variables; others ignore them. Under Kubernetes the device plugin selects the GPUs.
 ENV HEAD=coldpress-head:6379 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -30,7 +30,7 @@ from freezer.hardware import PORTABLE, available_cpus, detect
 from pipeline.cluster.head_monitor import CONNECT_S, Head, host_and_port
 from pipeline.cluster.ray_cluster import Cluster, classes_of
 from pipeline.cluster.working_dir import in_job
-from pipeline.records import LABEL
+from pipeline.records import labels_of
 
 TOKEN_CODE = "CP-RAY-TOKEN"
 
@@ -233,7 +233,7 @@ def _init_local() -> None:
     ray.init(
         address="local",  # otherwise Ray would join the last cluster of this machine
         num_cpus=num_cpus,
-        labels={f"{LABEL}{name}": "true" for name in detect().classes},
+        labels=labels_of(detect().classes),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,

@@ -21,11 +21,17 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import first_line
-from freezer.hardware import DEVICE_CLASSES, PORTABLE, device_class, lesser_classes
+from freezer.hardware import (
+    DEVICE_CLASSES,
+    PORTABLE,
+    device_class,
+    lesser_classes,
+    this_host,
+)
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, Head
 from pipeline.failures import kind_of_ray
-from pipeline.records import LABEL
+from pipeline.records import EMULATED, LABEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +42,7 @@ class Node:
         memory_bytes: memory that Ray schedules on the node, or None.
         labelled: whether the node has any Coldpress label.
         lesser: those of its classes whose CPUs lack instructions that it has.
+        emulated: whether its CPU is emulated.
     """
 
     node_id: str
@@ -45,6 +52,13 @@ class Node:
     memory_bytes: int | None = None
     labelled: bool = True
     lesser: frozenset[str] = frozenset()
+    emulated: bool = False
+
+    @property
+    def is_like_the_driver(self) -> bool:
+        """Whether its CPU is real, and of the driver's architecture, if it has a CPU class."""
+        machines = {DEVICE_CLASSES[name].machine for name in self.classes} - {""}
+        return not self.emulated and machines <= {this_host().machine}
 
     def __str__(self) -> str:
         return f"node {self.node_id[:12]}"
@@ -262,6 +276,7 @@ def _node(row: Mapping[str, Any]) -> Node:
         memory_bytes=int(resources["memory"]) if "memory" in resources else None,
         labelled=any(name.startswith(LABEL) for name in labels),
         lesser=lesser_classes(served),
+        emulated=labels.get(EMULATED) == "true",
     )
 
 

@@ -93,6 +93,8 @@ class FinishedWork:
         failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
+        if outcome.clock in ("none", "inherited") and not item.emulated:
+            return None, "was judged on an emulated CPU; timing it on a real one"
         noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
         if noisy and not item.policy.accept_noise:
             return None, "was measured on a busy machine with --accept-noise"

@@ -40,6 +40,7 @@ class Item:
         before: the outcome to keep unless a recipe of `missed` is built now.
         missed: recipes that circumstances kept from being built for `before`.
         optional: recipes that were not requested by name, and may be skipped.
+        emulated: whether only nodes with emulated CPUs serve the class.
         memory_bytes: memory that its builds and its judge may use; None if unknown.
     """
 
@@ -57,6 +58,7 @@ class Item:
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    emulated: bool = False
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -238,10 +240,8 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
     policy = request.policy
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        own = entry.limits
-        limits = Limits(
-            error_ratio_max=own.error_ratio_max, timeout_s=own.timeout_s, memory_gb=own.memory_gb
-        )
+        kept = ("error_ratio_max", "timeout_s", "memory_gb")
+        limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
         entry = replace(entry, limits=limits, objective="p50")
     entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
     num_threads, *further = _threads_of(entry, name, facts)
@@ -271,6 +271,7 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
         optional=_optional(requested, builds, entry),
+        emulated=facts.emulated,
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
 

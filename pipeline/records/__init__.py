@@ -4,7 +4,7 @@ May import: freezer.
 Read first: outcome.py.
 """
 
-from pipeline.records.class_facts import LABEL, ClassFacts
+from pipeline.records.class_facts import EMULATED, LABEL, ClassFacts, labels_of
 from pipeline.records.outcome import (
     SKIPPED,
     SOURCE_MODEL,
@@ -34,6 +34,7 @@ from pipeline.records.row import (
 )
 
 __all__ = [
+    "EMULATED",
     "LABEL",
     "SKIPPED",
     "SOURCE_MODEL",
@@ -52,6 +53,7 @@ __all__ = [
     "alike",
     "flat_json",
     "iso",
+    "labels_of",
     "nested_json",
     "outcome_table",
     "rounded",

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from freezer.hardware import PORTABLE
-from freezer.spec import MARKS
+from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
 
 
@@ -20,6 +20,7 @@ class Row:
     Attributes:
         mark: `~` before a speedup that was measured in disturbed rounds, whose interval is not
             a bound.
+        clock: what measured the speedup.
         error_ratio, max_abs_err: as in `MeasuredDrift`.
         size_mb: size of the payloads of the recipe, in 1e6 bytes; None if it was not built.
         code: error code, or type of the failure.
@@ -32,6 +33,7 @@ class Row:
     cached: bool
     recipe: str | None
     mark: str
+    clock: str
     speedup: float | None
     speedup_ci_low: float | None
     speedup_ci_high: float | None
@@ -61,6 +63,7 @@ class Row:
             cached=outcome.cached,
             recipe=outcome.recipe,
             mark=MARKS[outcome.clock],
+            clock=outcome.clock,
             speedup=measured.speedup,
             speedup_ci_low=low,
             speedup_ci_high=high,
@@ -81,7 +84,11 @@ class Row:
 
     @property
     def speedup_text(self) -> str:
-        """The speedup with its interval, like `1.84x (1.79-1.90)`; empty if it was not measured."""
+        """The speedup with its interval, like `1.84x (1.79-1.90)`; empty if it was not measured,
+        or a note if that was because the CPU is emulated.
+        """
+        if self.clock == "none":
+            return CLOCKS["none"]
         return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
 
 
@@ -232,8 +239,8 @@ def verdict_text(outcome: Outcome) -> str:
         words.append(f"({outcome.failure_kind})")
     if outcome.recipe:
         words.append(outcome.recipe)
-    if outcome.figures.speedup is not None:
-        words.append(Row.of(outcome).speedup_text)
+    if speedup := Row.of(outcome).speedup_text:
+        words.append(speedup)
     if outcome.code is not None:  # the report has the reason
         words.append(outcome.code)
     return " ".join(words)

@@ -92,15 +92,17 @@ class Fleet:
 
     def facts(self) -> Mapping[str, ClassFacts]:
         """Return, for each class, its toolchain, the largest memory of an item, whether it is the
-        best one of a node, and the thread count: the cores of its smallest node, or the count of a
-        continued campaign.
+        best one of a node, whether all its nodes are emulated, and the thread count: the cores of
+        its smallest node, or the count of a continued campaign.
         """
         best = {name for node in self.nodes for name in node.classes if name not in node.lesser}
+        real = classes_of([node for node in self.nodes if not node.emulated])
         return {
             name: replace(
                 self._facts[name],
                 num_threads=self._num_threads(name),
                 is_best=name in best,
+                emulated=name not in real,
             )
             for name in self.classes
         }

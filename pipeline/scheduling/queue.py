@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from freezer.freezing.recipes import needs_torch_alone
-from freezer.hardware import device_class
+from freezer.hardware import PORTABLE, device_class
 from pipeline.cluster import Node
 from pipeline.planning import BETTER_CPU, Demand, Item
 from pipeline.scheduling.item_state import ItemState
@@ -307,16 +307,27 @@ def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
 
     After a failure for lack of memory, a larger node is preferred to one with too little.
     """
-    memory = _memory(node)
+    memory = memory_of(node)
     demand = task.demand
     if not serves(task, node) or memory < demand.least:
         return False
+    if not _prefers(task, node) and any(
+        serves(task, each) and _prefers(task, each) for each in nodes
+    ):
+        return False
     if not demand.firm or memory >= demand.asked:
         return True
-    return not any(serves(task, other) and _memory(other) > memory for other in nodes)
+    return not any(serves(task, other) and memory_of(other) > memory for other in nodes)
 
 
-def _memory(node: Node) -> float:
+def _prefers(task: Task, node: Node) -> bool:
+    """Whether a node is preferred: like the driver's for `portable`, with a real CPU to judge."""
+    if task.device_class == PORTABLE:
+        return node.is_like_the_driver
+    return task.recipe is not None or not node.emulated
+
+
+def memory_of(node: Node) -> float:
     """Return the memory of a node in bytes; infinite if Ray limits no memory there."""
     return math.inf if node.memory_bytes is None else node.memory_bytes
 
@@ -334,15 +345,3 @@ def serves(task: Task, node: Node) -> bool:
 def memory_to_reserve(demand: Demand, node: Node) -> int | None:
     """Return the memory to request from a node: at most all that it has."""
     return None if node.memory_bytes is None else min(demand.asked, node.memory_bytes)
-
-
-def lacks_memory(task: Task, serving: Collection[Node]) -> str | None:
-    """Return why none of the nodes that serve a task has enough memory for it; None if one has."""
-    largest = max(map(_memory, serving))
-    if largest >= task.demand.least:
-        return None
-    return (
-        f"needs {task.demand.least / 1e9:.1f} GB of memory, but the largest node that serves"
-        f" {task.device_class} has {largest / 1e9:.1f} GB; start a larger one, or lower"
-        " limits.memory_gb if it is set"
-    )

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Turns
+from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Node, Turns
 from pipeline.failures import CODES
 from pipeline.planning import BASE_BYTES
 from pipeline.records import Failure
@@ -21,7 +21,7 @@ from pipeline.scheduling.queue import (
     Task,
     begins_turn,
     ends_turn,
-    lacks_memory,
+    memory_of,
     serves,
 )
 
@@ -187,7 +187,7 @@ class Scheduler:
                 if now - since >= self._fleet.patience_s:
                     failed[task] = _without_node(task, now - since)
                 continue
-            problem = lacks_memory(task, serving)
+            problem = _lacks_memory(task, serving)
             if problem is not None:
                 failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
         self._without_node = without_node
@@ -226,6 +226,18 @@ def _larger(ask: Ask, task: Task) -> Ask:
         ask,
         num_cpus=max(task.judge_cpus, ask.num_cpus),
         memory_bytes=least if least > BASE_BYTES else None,
+    )
+
+
+def _lacks_memory(task: Task, serving: Collection[Node]) -> str | None:
+    """Return why none of the nodes that serve a task has enough memory for it; None if one has."""
+    largest = max(map(memory_of, serving))
+    if largest >= task.demand.least:
+        return None
+    return (
+        f"needs {task.demand.least / 1e9:.1f} GB of memory, but the largest node that serves"
+        f" {task.device_class} has {largest / 1e9:.1f} GB; start a larger one, or lower"
+        " limits.memory_gb if it is set"
     )
 
 

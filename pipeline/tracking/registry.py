@@ -26,7 +26,7 @@ from urllib.parse import urlparse
 from freezer.artifact import Artifact
 from freezer.codec import encode
 from freezer.files import scratch_folder
-from freezer.spec import MARKS
+from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
 from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
@@ -253,6 +253,8 @@ def _figures(outcome: Outcome) -> dict[str, str]:
     tags = {"coldpress.verdict": outcome.verdict, "coldpress.recipe": outcome.recipe or "none"}
     if outcome.figures.speedup is not None:
         tags["coldpress.speedup"] = f"{MARKS[outcome.clock]}{outcome.figures.speedup:.2f}"
+    elif outcome.clock == "none":
+        tags["coldpress.speedup"] = CLOCKS["none"]
     return tags
 
 

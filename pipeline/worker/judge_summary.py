@@ -58,7 +58,9 @@ def _clock(judgement: Judgement) -> Clock:
     """Which samples the figures of a judgement are of."""
     if judgement.inherited is not None:
         return "inherited"
-    return judgement.sampling.clock if judgement.sampling else "wall"
+    if judgement.sampling is None:
+        return "wall" if judgement.winner is None else "none"
+    return judgement.sampling.clock
 
 
 def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:

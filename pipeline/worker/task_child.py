@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.files import scratch_folder
-from freezer.hardware import device_class, machine_bytes
+from freezer.hardware import device_class, machine_bytes, this_host
 from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.records import ClassFacts
@@ -116,6 +116,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
         num_threads=num_threads,
         toolchain=end.value,
         memory_bytes=bounds.memory_bytes,
+        emulated=this_host().emulated,
     )
 
 

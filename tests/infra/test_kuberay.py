@@ -82,10 +82,11 @@ def all_pods(name: str) -> dict[str, dict[str, Any]]:
 
 
 def node_terms(pod: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The values of each label that the node affinity of a pod requires."""
+    """The values of each label that the node affinity of a pod allows."""
     affinity = pod["affinity"]["nodeAffinity"]
-    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    return {item["key"]: item["values"] for item in term["matchExpressions"]}
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    labels = [item for term in terms for item in term["matchExpressions"]]
+    return {item["key"]: item.get("values", []) for item in labels}
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ def test_groups_are_the_device_classes() -> None:
         if DEVICE_CLASSES[name].kind == "cpu":
             assert pod["initContainers"][0]["args"] == [name]
             assert set(nodes["node.kubernetes.io/instance-type"]) <= set(INSTANCE_TYPES)
+            architecture = {"x86_64": "amd64", "aarch64": "arm64"}[DEVICE_CLASSES[name].machine]
+            assert nodes.get("kubernetes.io/arch", [architecture]) == [architecture]
         else:
             capability = DEVICE_CLASSES[name].capability or 0
             assert nodes == {
@@ -338,3 +341,11 @@ def test_autoscaling_covers_every_group() -> None:
     assert not any("replicas" in group for group in spec["workerGroupSpecs"]), (
         "an apply would end the autoscaler's workers"
     )
+
+
+def test_other_pods_may_run_on_both_architectures() -> None:
+    job = rendered("job")
+    run = next(document for document in job if document["kind"] == "RayJob")
+    driver = run["spec"]["submitterPodTemplate"]["spec"]
+    for pod in (pods("base")["head"], driver, all_pods("../mlflow")["mlflow"]):
+        assert node_terms(pod) == {"kubernetes.io/arch": ["amd64", "arm64"]}

@@ -212,7 +212,15 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             "freeze the float model, or quantize it with torchao's quantize_ or PT2E",
         ),
     ),
-    "inductor": (_SPARSE,),
+    "inductor": (
+        Remedy(
+            r"C\+\+ compile error(?s:.*?)\nOutput:(?s:.*?)\n"
+            r"(/\S*/)?(?P<line>[^\n]*(error|undefined reference|cannot find)\b[^\n]*)",
+            "the C++ compiler failed: {line}",
+            "`CXX=... coldpress doctor` tries another one",
+        ),
+        _SPARSE,
+    ),
     "onnxruntime": (
         Remedy(
             r"No ONNX function found for <OpOverload\(op='(?P<name>[\w:.]+)', overload='\w+'\)>|"

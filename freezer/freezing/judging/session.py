@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.models import Subject, to_device
 from freezer.freezing.target import Target
-from freezer.hardware import PORTABLE
+from freezer.hardware import PORTABLE, this_host
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Limits, Objective, SamplingPolicy
@@ -38,6 +38,7 @@ class Session:
         task_metric: the caller's own quality measure; reported, not gated.
         reference: outputs of eager, in float64 where the model runs in it.
         gate: the drift gate.
+        timed: whether speed is measured: not on an emulated CPU.
     """
 
     subject: Subject
@@ -50,6 +51,7 @@ class Session:
     reference: Reference
     gate: Gate
     serves_unmeasured: bool = False
+    timed: bool = True
 
     @property
     def num_threads(self) -> int:
@@ -87,6 +89,8 @@ def open_session(
     """
     on_drift_alone = target.device_class.name == PORTABLE
     objective = "p50" if on_drift_alone else objective
+    timed = not this_host().emulated
+    limits = limits if timed else replace(limits, memory_mb_max=None)
     subject = to_device(subject, target.device)
     with judging_conditions(target):
         reference = run_reference(subject)
@@ -100,6 +104,7 @@ def open_session(
         task_metric=task_metric,
         reference=reference,
         gate=Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64),
+        timed=timed,
     )
 
 

@@ -85,6 +85,9 @@ _LONG: Mapping[Step, str] = {
 }
 """Steps that are reported, in words."""
 
+TIMING: tuple[Step, ...] = (enter_incumbent, time_entrants, time_other_sizes)
+"""Steps that are left out on an emulated CPU."""
+
 
 def judge(
     session: Session, candidates: Sequence[Candidate], incumbent: Incumbent | None = None
@@ -117,6 +120,8 @@ def judge(
     names = ", ".join(candidate.recipe for candidate in candidates)
     with judging_conditions(session.target):
         for step in STEPS:
+            if not session.timed and step in TIMING:
+                continue
             if step in _LONG and candidates:
                 logger.info("%s: %s", _LONG[step], names)
             judgement = step(session, judgement)

@@ -1,4 +1,4 @@
-"""What serves although other processes disturbed the timing.
+"""What serves although the timing was disturbed, or the CPU is emulated.
 
 Drift belongs to the weights and was judged. Speed belongs to the architecture, device class, thread
 count and recipe: what an earlier judge measured of them with other weights holds here, too.
@@ -18,12 +18,13 @@ from freezer.timing import Speedup
 
 
 def serve_unmeasured(session: Session, judgement: Judgement) -> Judgement:
-    """After the verdict `unstable`, choose a trial that passed the drift gate to serve until the
-    timing is repeated: of the recipe of the artifact that serves now, if that has the same
-    architecture and a measured speed; or else, if the session says so, the one with the best
-    estimate.
+    """After the verdict `unstable`, or without timing, choose a trial that passed the drift gate to
+    serve until the timing is repeated: of the recipe of the artifact that serves now, if that has
+    the same architecture and a measured speed; or else, if the session says so, the one with the
+    best estimate.
     """
-    if judgement.verdict != "unstable":
+    unmeasured = judgement.winner is not None and not session.timed
+    if judgement.verdict != "unstable" and not unmeasured:
         return judgement
     within = [each for each in judgement.passing if over_footprint(session.limits, each) is None]
     if judgement.incumbent is not None:
@@ -32,7 +33,7 @@ def serve_unmeasured(session: Session, judgement: Judgement) -> Judgement:
         for trial in within:
             if speed is not None and trial.recipe == manifest.recipe.name:
                 return _inheriting(judgement, trial, speed)
-    if session.serves_unmeasured and within:
+    if session.serves_unmeasured and within and session.timed:
         return _with_best_estimate(session, judgement, within)
     return judgement
 

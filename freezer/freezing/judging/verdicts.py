@@ -14,6 +14,7 @@ from dataclasses import replace
 from freezer.artifact import Tradeoff, num_items
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again
 from freezer.freezing.judging.session import Session
+from freezer.freezing.recipes import RECIPES
 from freezer.spec import CLOCKS, MARKS, Limits, timing_of
 from freezer.timing import Sampling, Speedup
 
@@ -53,6 +54,8 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
     if session.on_drift_alone:
         best = passing[0]
         return "published", f"{best.candidate.capture} program, judged on drift alone", best
+    if not session.timed:
+        return _untimed(session, passing)
     sampling = judgement.cells[0].sampling
     if not sampling.stable:
         return "unstable", sampling.problem, passing[0]
@@ -68,6 +71,23 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
     if sampling.clock == "disturbed":  # noise may hide a speedup: the artifact that serves stays
         return "unstable", reason, best
     return "kept-eager", reason, best
+
+
+def _untimed(session: Session, passing: Sequence[Trial]) -> tuple[Verdict, str, Trial]:
+    """The verdict on an emulated CPU: the last recipe of `auto` in the order of builds wins, which
+    freezes most. Of the limits, only size is checked.
+    """
+    order = list(RECIPES)
+
+    def rank(trial: Trial) -> tuple[bool, bool, int]:
+        is_small = over_footprint(session.limits, trial) is None
+        return is_small, RECIPES[trial.recipe].auto, order.index(trial.recipe)
+
+    best = max(passing, key=rank)
+    if problem := over_footprint(session.limits, best):
+        return "kept-eager", f"{best.recipe}: {problem}", best
+    reason = f"{best.recipe} passes the drift gate; speed not measured, since the CPU is emulated"
+    return "published", reason, best
 
 
 def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:

@@ -18,6 +18,7 @@ from freezer.freezing.lowering import (
     torchscript_files,
 )
 from freezer.freezing.lowering.inductor import compilation
+from freezer.freezing.lowering.inductor.compilation import compiler_problem
 from freezer.freezing.lowering.inductor.objects import objects_kept_in
 from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
 from freezer.freezing.recipes import Settings
@@ -27,6 +28,7 @@ __all__ = [
     "LOWERINGS",
     "captured_texts",
     "check_operators",
+    "compiler_problem",
     "objects_kept_in",
     "timed",
 ]

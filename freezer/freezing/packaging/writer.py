@@ -178,9 +178,11 @@ def _major_minor(version: str) -> str:
     return ".".join(str(part) for part in version_tuple(version))
 
 
-def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord:
+def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord | None:
     if judgement.inherited is not None:
         return replace(judgement.inherited, cold_start=winner.cold_start)
+    if not judgement.cells:
+        return None
     cell, measured = judgement.cells[0], winner.measured
     sampling = cell.sampling
     return LatencyRecord(

@@ -83,8 +83,10 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
         rows, dropped = _passing_gate(session, candidate)
         candidate = candidate.without(dropped)
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
-        cells = time_further_threads(session, candidate, built)
-    candidate, slow = kept_payloads(session, candidate, (*judgement.cells, *cells))
+        cells = time_further_threads(session, candidate, built) if session.timed else ()
+    slow: tuple[Dropped, ...] = ()
+    if session.timed:
+        candidate, slow = kept_payloads(session, candidate, (*judgement.cells, *cells))
     large = _too_large(session, candidate)
     candidate = candidate.without(large)
     points = tuple(point_figures(candidate, cells, session.policy, 1))

@@ -51,7 +51,7 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
             written.
     """
     winner = judgement.winner
-    if winner is None or session.target.device_class.name == PORTABLE:
+    if winner is None or not judgement.cells or session.target.device_class.name == PORTABLE:
         return judgement
     slow = _slow_sizes(judgement, winner)
     if not slow:

@@ -61,7 +61,7 @@ function cellOf(model, name) {
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
   const figures = [row.recipe === name ? "" : row.recipe, range(row.mark, row.speedup_ci_low, row.speedup_ci_high), typeof row.error_ratio === "number" ? `error ratio ${short(row.error_ratio)}` : "", megabytes(row.size_mb)];
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.reason || "", "data-class": name },
-    element("span", { class: `verdict ${row.verdict}` }, verdictName(row)), ` ${times(row.speedup, row.mark)}`,
+    element("span", { class: `verdict ${row.verdict}` }, verdictName(row)), ` ${row.clock === "none" ? "speed not measured" : times(row.speedup, row.mark)}`,
     element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
   return element("td", {}, link);
 }

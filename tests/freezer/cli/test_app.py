@@ -51,8 +51,10 @@ def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_classes(coldpress: Run) -> None:
     code, out, _ = coldpress("classes")
     assert code == 0
-    names = [line for line in out.splitlines() if not line.startswith("not ")]
+    lines = [line.split() for line in out.splitlines() if not line.startswith("not ")]
+    names = [words[0] for words in lines]
     assert tuple(names) == detect().classes
+    assert {words[-1] for words in lines} == {"hardware"}
     code, out, _ = coldpress("classes", "--json")
     assert json.loads(out)["classes"] == names
 

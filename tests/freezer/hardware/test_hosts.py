@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from freezer.artifact import Manifest, Payload
 from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
 from freezer.hardware.cuda import Gpu
+from freezer.hardware.machine import is_emulated
 from freezer.serving.compatibility import refusal_of, rungs
 from tests.support import hosts
 from tests.support.hosts import A100, AMD, H100, serving_on, x86
@@ -175,3 +177,12 @@ def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
             if reason.endswith("limits this process")
         }
         assert not any(can_run(other, name) for other in limited)
+
+
+def test_an_emulator_is_the_executable_of_threads(tmp_path: Path) -> None:
+    for name, program in (("self", "/usr/bin/python3"), ("thread-self", "/usr/bin/qemu-x86_64")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "exe").symlink_to(program)
+    assert is_emulated(tmp_path)
+    assert not is_emulated(tmp_path / "no-proc")
+    assert not is_emulated()

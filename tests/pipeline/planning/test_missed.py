@@ -18,7 +18,7 @@ from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
 from pipeline.worker import BuildResult, JudgeResult
-from tests.support import campaigns
+from tests.support import campaigns, outcomes
 from tests.support.executions import Fake, executed, explained, record
 from tests.support.steps import HERE
 
@@ -216,3 +216,18 @@ def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledg
     assert again.judge == accepting.items[0].judge, (
         "results of quiet machines stand with and without the option"
     )
+
+
+def test_real_nodes_time_what_emulated_ones_judged(store: Store, ledger: Ledger) -> None:
+    model = campaigns.entry("m", store.root.parent)
+
+    def planned(emulated: bool) -> Item:
+        facts = replace(campaigns.FACTS, emulated=emulated)
+        return campaigns.plan_of([model], store, ledger, facts=facts).items[0]
+
+    item = planned(True)
+    outcome = outcomes.outcome("m", judge_key=item.judge.digest, device_class=HERE, clock="none")
+    record(ledger, item, replace(outcome, verdict="published", version=None))
+    assert planned(True).finished is not None
+    again = planned(False)
+    assert (again.finished, "emulated" in again.why) == (None, True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from freezer.artifact import UNMEASURED
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_report
 from pipeline.workspace import log_path
@@ -64,7 +65,9 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
 
 
 def test_table_shows_verdicts_reasons_and_logs() -> None:
+    untimed = replace(PUBLISHED, clock="none", figures=UNMEASURED)
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
+    assert "speed not measured" in printed(report_of(untimed))
     assert "1.84x (1.79-1.90)" in text
     assert any(line.split()[-1] == "unchanged" for line in text.splitlines())
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text

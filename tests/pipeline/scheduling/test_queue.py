@@ -22,6 +22,7 @@ from pipeline.scheduling.queue import (
 )
 from pipeline.worker import BuildResult
 from tests.support.one_node import waiting
+from tests.support.steps import HERE
 
 V3 = "cpu-x86-64-v3"
 V4 = "cpu-x86-64-v4"
@@ -196,3 +197,22 @@ def test_nodes_that_fit_by_memory(
     nodes = [node(name, V3, memory_bytes=size * GB) for name, size in sizes.items()]
     task = waiting(V3, avoid=avoid, demand=Demand(asked=asked * GB, least=0, firm=firm))
     assert [node.node_id for node in nodes if fits(task, node, nodes)] == fitting
+
+
+def test_judges_prefer_real_cpus() -> None:
+    emulated = replace(node("emulated", V3), emulated=True)
+    judge, build = waiting(V3), waiting(V3, recipe="inductor-frozen")
+    assert fits(judge, emulated, [emulated])
+    assert not fits(judge, emulated, [emulated, SMALL])
+    assert fits(build, emulated, [emulated, SMALL])
+
+
+def test_portable_prefers_nodes_like_the_drivers() -> None:
+    here = node("here", HERE)
+    other = node("other", "cpu-aarch64" if "x86" in HERE else V3)
+    emulated = replace(here, node_id="emulated", emulated=True)
+    task = waiting(ANY, recipe="portable")
+    for node_ in (other, emulated):
+        assert fits(task, node_, [node_])
+        assert not fits(task, node_, [node_, here])
+    assert fits(task, here, [other, emulated, here])

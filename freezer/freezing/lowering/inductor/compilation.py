@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.capture import Captured
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
+from freezer.freezing.lowering.inductor.compiler_trial import try_compiler
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.objects import reproducible, reused_objects
 from freezer.freezing.lowering.inductor.torch_patches import (
@@ -45,8 +47,9 @@ from freezer.freezing.lowering.lowered import (
     timed,
 )
 from freezer.freezing.models import free_tensors
-from freezer.freezing.recipes import BESIDE, Settings
+from freezer.freezing.recipes import BESIDE, RECIPES, Settings
 from freezer.freezing.target import Target, packed_layouts
+from freezer.hardware import DeviceClass
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.tensors import program_bytes, program_dtypes
@@ -252,6 +255,18 @@ def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[s
     if target.device_class.capability is not None:
         config["cuda.arch"] = str(target.device_class.capability)
     return config
+
+
+def compiler_problem(device_class: DeviceClass) -> str | None:
+    """Why the C++ compiler cannot compile kernels for a CPU class; None if it can."""
+    settings = RECIPES["inductor-frozen"].settings["inductor"]
+    target = Target(device_class=device_class, num_threads=1)
+    config = known(configuration(settings, target, beside=False))
+    try:
+        try_compiler(device_class, config)
+    except Exception as error:
+        return sentence(error, "inductor")
+    return None
 
 
 def _changed_by_program() -> dict[str, object]:

@@ -14,16 +14,20 @@ import pytest
 import torch
 
 from freezer.artifact import GOLDEN_INPUTS
+from freezer.artifact.description import describe
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.judging import judge
+from freezer.freezing.judging import Incumbent, judge
+from freezer.freezing.judging import session as session_module
 from freezer.freezing.judging.cold_start import measure
 from freezer.freezing.judging.fresh_process import Opening
 from freezer.freezing.judging.steps import quality_of
 from freezer.freezing.models import Subject, weights_digest
 from freezer.freezing.packaging import assemble
+from freezer.freezing.payload_sets import with_other_payloads
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import target_here
+from freezer.hardware import this_host
 from freezer.spec import Dim, Limits
 from tests.conftest import Frozen
 from tests.support.models import (
@@ -37,6 +41,7 @@ from tests.support.models import (
     seeded,
 )
 from tests.support.steps import (
+    ANY_SPEED,
     BATCH,
     HERE,
     QUICK,
@@ -256,3 +261,37 @@ def test_fresh_process_is_measured_or_named(scripted: Frozen, tmp_path: Path) ->
     (artifact.folder / manifest.payloads[0].path).write_bytes(b"no TorchScript")
     with pytest.raises(JudgeError, match=r"could not open and call all\.pt: RuntimeError: [^\n]+$"):
         measure(opening)
+
+
+def test_an_emulated_cpu_is_judged_without_timing(
+    mlp_candidate: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, candidate = mlp_candidate
+    monkeypatch.setattr(session_module, "this_host", lambda: replace(this_host(), emulated=True))
+    target = replace(target_here(HERE, 2), further_threads=(1,))
+    session = session_of(subject, target, limits=Limits(speedup_min=1e6, memory_mb_max=1))
+    found = with_other_payloads(session, judge(session, [candidate]), tmp_path)
+    assert (found.verdict, found.cells) == ("published", ())
+    assert found.winner is not None
+    assert (found.winner.speedup, found.winner.cold_start) == (None, None)
+    manifest = assemble(session, found, dest=tmp_path / "a", provenance={}, failures={}).manifest
+    assert manifest.latency is None
+    assert dict(describe(manifest))["speed"] == "speed not measured"
+    large = replace(session, limits=Limits(size_mb_max=1e-6))
+    assert judge(large, [candidate]).verdict == "kept-eager"
+
+
+def test_an_emulated_cpu_inherits_an_earlier_speed(
+    mlp_candidate: tuple[Subject, Candidate], tmp_path: Path
+) -> None:
+    subject, candidate = mlp_candidate
+    session = session_of(subject, target_here(HERE, 2), limits=ANY_SPEED)
+    measured = judge(session, [candidate])
+    artifact = assemble(session, measured, dest=tmp_path / "a", provenance={}, failures={})
+    incumbent = Incumbent(
+        folder=artifact.folder, manifest=replace(artifact.manifest, version=3), digest="sha256:0"
+    )
+    found = judge(replace(session, timed=False), [candidate], incumbent)
+    assert found.verdict == "published"
+    assert found.inherited is not None
+    assert found.inherited.inherited == 3

@@ -106,9 +106,3 @@ def test_contradicted_figures_of_disturbed_rounds_are_refused(
     if verdict == "unstable":
         assert "~512.29" in decided.reason
         assert "1.90" in decided.reason
-
-
-def test_reasons_mark_figures_of_disturbed_rounds() -> None:
-    reason = disturbed((2, 3.0, "disturbed")).reason
-    assert "~3.00" in reason
-    assert "2.85" not in reason, "a lower bound"
