@@ -71,17 +71,18 @@ def main(
         _list_files(upload)
         return
     config = optimize.checked_config(options)
-    campaign = config.campaign
     # The job does not have the variables of this process; an option given twice is the last one.
     arguments = ["--tracking-uri", config.tracking_uri, *context.args]
     if upload.catalog is not None:
         arguments[arguments.index(options["catalog"])] = upload.catalog
     if options["campaign"] is None:
-        arguments += ["--campaign", campaign]
+        arguments += ["--campaign", config.campaign]
     entrypoint = f"exec {shlex.join([python, '-m', 'jobs.optimize', *arguments])}"
     jobs = Jobs(address)
-    job = _submitted(jobs, job_prefix(campaign, options["store"]), entrypoint, upload, environ)
-    status = shlex.join(["coldpress", "status", campaign, "--store", options["store"]])
+    job = _submitted(
+        jobs, job_prefix(config.campaign, options["store"]), entrypoint, upload, environ
+    )
+    status = shlex.join(["coldpress", "status", config.campaign, "--store", options["store"]])
     if detach:
         say(f"detached; {status}")
     else:

@@ -119,10 +119,9 @@ class Publisher:
                     f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
                     " from the store"
                 )
-        first, _ = gathered[0]
+        first, outcomes = gathered[0][0], [outcome for _, outcome in gathered]
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
-        outcomes = [outcome for _, outcome in gathered]
         decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
         for outcome in outcomes:
             if outcome.verdict == "kept-previous":

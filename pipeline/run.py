@@ -93,8 +93,7 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         UsageError: a setting is invalid.
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached.
     """
-    started = time.time()
-    display = display or display_for(Console())
+    started, display = time.time(), display or display_for(Console())
     note = notes(display)
     work = prepare(config, note)
     ledger = Ledger(work.store, config.campaign, note)
@@ -108,22 +107,19 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             display.observe(lambda: _live_figures(fleet, tracker))
-        plan, skipped = planned
-        for line in plan.notes:
+        for line in planned[0].notes:
             note(line)
         campaign = Campaign(
             config=config,
-            plan=plan,
+            plan=planned[0],
             executor=executor,
             store=work.store,
             ledger=ledger,
             tracker=tracker,
             display=display,
         )
-        try:
-            return campaign.run(skipped, continued, started)
-        finally:
-            remove_abandoned(str(work.store.root))
+        held.callback(remove_abandoned, str(work.store.root))
+        return campaign.run(planned[1], continued, started)
 
 
 def _tracker(config: Config, work: Work) -> TrackerProcess:

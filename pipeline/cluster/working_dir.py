@@ -60,8 +60,7 @@ def gather(
         named: files and folders that entries of the catalog name.
 
     Raises:
-        UsageError: a relative path does not exist, a folder cannot be read, or a file has the name
-            of one of Coldpress's.
+        UsageError: a path does not exist or cannot be read, or has the name of one of ours.
     """
     here = here.resolve()
     root = Path(str(freezer.__file__)).resolve().parents[1]

@@ -199,15 +199,14 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
     take_precedence()
     entry = request.entry
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
+    metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
     session = open_session(
         load_subject(entry, target),
         target,
         limits=entry.limits,
         policy=request.policy,
         objective=entry.objective,
-        task_metric=find_function(entry.task_metric, entry.search_path)
-        if entry.task_metric
-        else None,
+        task_metric=metric or None,
     )
     incumbent = open_previous(request.previous, staging, target) if request.previous else None
     candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
@@ -217,11 +216,10 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
         hold(FURTHER)
         with objects_kept_in(workplace(request.store).objects):
             judgement = with_other_payloads(session, judgement, staging / "further")
-    dest = staging / "judged" / "artifact"
     artifact, note = write_judged(
         session,
         judgement,
-        dest=dest,
+        dest=staging / "judged" / "artifact",
         provenance={"source": str(entry.source), "campaign": request.campaign},
         failures=request.failures,
     )
