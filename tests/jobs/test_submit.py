@@ -55,7 +55,10 @@ models:
         (["c.yaml", *PLACES, "--recipe", "nonsense"], r"nonsense"),
     ],
 )
-def test_invalid_options_are_rejected_before_submission(arguments: list[str], message: str) -> None:
+def test_invalid_options_are_rejected_before_submission(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(UsageError, match=message):
         checked_options(arguments)
 

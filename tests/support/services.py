@@ -128,8 +128,10 @@ def tensor_of(dtype: str, shape: Sequence[int], size_bytes: int) -> bytes:
 
 
 def publish(store: Store, artifact: Artifact) -> None:
-    """Publish an artifact as the next version of `mlp`."""
-    store.publish("mlp", source_key=artifact.manifest.verdict, artifacts=[artifact])
+    """Publish an artifact as the next version of `mlp`, with the portable one of the latest."""
+    carried = store.version("mlp").images_of("portable") if store.versions("mlp") else ()
+    source_key = artifact.manifest.verdict
+    store.publish("mlp", source_key=source_key, artifacts=[artifact], carried=carried)
 
 
 def with_golden(artifact: Artifact, folder: Path, *, error: float) -> Artifact:

@@ -73,7 +73,12 @@ def test_ray_dies_while_the_driver_connects(tmp_path: Path) -> None:
     with RayCluster(tmp_path / "cluster") as cluster:
         (raylet,) = cluster.start(num_cpus=1, classes=["portable"]).processes("raylet")
         raylet.suspend()
-        paths = ["--store", str(tmp_path / "store"), "--tracking-uri", f"sqlite:///{tmp_path}/m.db"]
+        paths = [
+            "--store",
+            str(tmp_path / "store"),
+            "--tracking-uri",
+            f"sqlite:///{tmp_path}/mlflow.db",
+        ]
         command = [sys.executable, "-u", "-m", "jobs.optimize", str(tmp_path / "catalog.yaml")]
         with cluster.popen([*command, *paths]) as process:
             assert process.stdout is not None
