@@ -28,6 +28,16 @@ from freezer.hardware.device_classes import (
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
+_HWCAPS = {
+    16: "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma"
+    " lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca"
+    " pacg",
+    26: "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm"
+    " svef64mm svebf16 i8mm bf16",
+}
+"""Names in /proc/cpuinfo of the bits of AT_HWCAP and AT_HWCAP2 on Arm, from bit 0 (Linux's
+asm/hwcap.h).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +71,7 @@ def this_host() -> Host:
     if machine == "x86_64":
         vendor, features = _x86()
     elif machine == "aarch64":
-        features = frozenset(archspec.cpu.detect.proc_cpuinfo().features)
+        features = _arm()
         sve_bits = _sve_bits() if "sve" in features else None
     return Host(
         machine=machine,
@@ -83,6 +93,22 @@ def _x86() -> tuple[str, frozenset[str]]:
     if "pni" in features:  # the first name of SSE3, the only one in archspec's CPUID table
         features.add("sse3")
     return cpuid.vendor, frozenset(features & set(archspec.cpu.detect.proc_cpuinfo().features))
+
+
+def _arm() -> frozenset[str]:
+    """Features that the kernel grants this process; under qemu /proc/cpuinfo shows the host."""
+    found: set[str] = set()
+    for kind, names in _HWCAPS.items():
+        bits = _auxiliary(kind)
+        found.update(name for bit, name in enumerate(names.split()) if bits >> bit & 1)
+    return frozenset(found)
+
+
+def _auxiliary(kind: int) -> int:
+    """A value of the auxiliary vector."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(getauxval(kind))
 
 
 def _sve_bits() -> int | None:

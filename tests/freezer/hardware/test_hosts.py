@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 
 import pytest
 
 from freezer.artifact import Manifest, Payload
-from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
+from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host, machine, this_host
 from freezer.hardware.cuda import Gpu
 from freezer.serving.compatibility import refusal_of, rungs
 from tests.support import hosts
@@ -175,3 +176,14 @@ def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
             if reason.endswith("limits this process")
         }
         assert not any(can_run(other, name) for other in limited)
+
+
+def test_emulated_arm_features_come_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of qemu's neoverse-n1; /proc/cpuinfo shows the x86 host."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(machine, "_auxiliary", {16: 0x119FFB, 26: 0}.__getitem__)
+    this_host.cache_clear()
+    try:
+        assert describe_host(this_host(), {}).classes == ("cpu-aarch64", "portable")
+    finally:
+        this_host.cache_clear()
