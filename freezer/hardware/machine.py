@@ -100,14 +100,17 @@ def _arm() -> frozenset[str]:
     found: set[str] = set()
     for kind, names in _HWCAPS.items():
         bits = _auxiliary(kind)
-        found.update(name for bit, name in enumerate(names.split()) if bits >> bit & 1)
+        for bit, name in enumerate(names.split()):
+            if bits >> bit & 1:
+                found.add(name)
     return frozenset(found)
 
 
 def _auxiliary(kind: int) -> int:
     """A value of the auxiliary vector."""
     getauxval = ctypes.CDLL(None).getauxval
-    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    getauxval.argtypes = [ctypes.c_ulong]
+    getauxval.restype = ctypes.c_ulong
     return int(getauxval(kind))
 
 
