@@ -21,7 +21,7 @@ mountpoint -q $binfmt || mount -t binfmt_misc binfmt_misc $binfmt
     echo ":qemu-aarch64:M::$magic:$mask:/usr/bin/qemu-aarch64-static:F" > $binfmt/register
 }
 
-made_of=$(cat constraints.txt pyproject.toml "$0" | sha256sum)
+made_of=$(cat constraints.txt pyproject.toml tests/fleet/root-filesystem.sh | sha256sum)
 [[ -e $root/made-of && $(< "$root/made-of") == "$made_of" ]] && exit
 [[ ! -e $root || -e $root/debootstrap || -e $root/opt/venv ]] || { echo "$root is something else: name another folder" >&2; exit 2; }
 rm -f "$root/made-of"
