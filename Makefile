@@ -1,8 +1,10 @@
 # Every target does its own set-up. PYTHON is the interpreter that .venv is made with.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of the emulated Arm machines of `make test-fleet`, outside of the checkout.
+ARM_ROOT ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/coldpress/arm-root
 
-.PHONY: setup demo test test-slow check format bench ui clean
+.PHONY: setup demo test test-slow test-fleet check format bench ui clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.ready
@@ -25,6 +27,10 @@ test: setup
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow
+
+test-fleet: setup
+	@tests/fleet/root-filesystem.sh "$(ARM_ROOT)" $(BIN)/python
+	@COLDPRESS_ARM_ROOT="$(ARM_ROOT)" $(BIN)/python -m pytest tests/fleet --durations 0
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -26,19 +26,18 @@ from freezer.hardware.device_classes import (
     usable_features,
 )
 
-_HWCAP = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma"
-    " lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg"
-)
-_HWCAP2 = (
-    "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm"
-    " svebf16 i8mm bf16"
-)
-_AT_HWCAP, _AT_HWCAP2 = 16, 26
-"""Linux's names of Arm's features by bit, and the entries of the auxiliary vector with them."""
-
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
+_HWCAPS = {
+    16: "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma"
+    " lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca"
+    " pacg",
+    26: "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm"
+    " svef64mm svebf16 i8mm bf16",
+}
+"""Names in /proc/cpuinfo of the bits of AT_HWCAP and AT_HWCAP2 on Arm, from bit 0 (Linux's
+asm/hwcap.h).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +73,7 @@ def this_host() -> Host:
     if machine == "x86_64":
         vendor, features = _x86()
     elif machine == "aarch64":
-        features = _arm_features()
+        features = _arm()
         sve_bits = _sve_bits() if "sve" in features else None
     return Host(
         machine=machine,
@@ -101,16 +100,6 @@ def is_emulated(proc: Path = Path("/proc")) -> bool:
         return False
 
 
-def _arm_features() -> frozenset[str]:
-    """Features as in /proc/cpuinfo, which shows the host of an emulator."""
-    library = ctypes.CDLL(None)
-    features: list[str] = []
-    for entry, names in ((_AT_HWCAP, _HWCAP), (_AT_HWCAP2, _HWCAP2)):
-        bits = library.getauxval(entry)
-        features += [name for bit, name in enumerate(names.split()) if bits >> bit & 1]
-    return frozenset(features)
-
-
 def _x86() -> tuple[str, frozenset[str]]:
     """Vendor and features from CPUID that the kernel enables; /proc/cpuinfo alone shows the host of
     an emulator.
@@ -120,6 +109,25 @@ def _x86() -> tuple[str, frozenset[str]]:
     if "pni" in features:  # the first name of SSE3, the only one in archspec's CPUID table
         features.add("sse3")
     return cpuid.vendor, frozenset(features & set(archspec.cpu.detect.proc_cpuinfo().features))
+
+
+def _arm() -> frozenset[str]:
+    """Features that the kernel grants this process; under qemu /proc/cpuinfo shows the host."""
+    found: set[str] = set()
+    for kind, names in _HWCAPS.items():
+        bits = _auxiliary(kind)
+        for bit, name in enumerate(names.split()):
+            if bits >> bit & 1:
+                found.add(name)
+    return frozenset(found)
+
+
+def _auxiliary(kind: int) -> int:
+    """A value of the auxiliary vector."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes = [ctypes.c_ulong]
+    getauxval.restype = ctypes.c_ulong
+    return int(getauxval(kind))
 
 
 def _sve_bits() -> int | None:

@@ -267,7 +267,10 @@ def _node(row: Mapping[str, Any]) -> Node:
     labels = row.get("Labels", {})
     resources = row["Resources"]
     served = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true"]
-    classes = [name for name in served if name != PORTABLE]
+    lesser = lesser_classes(served)
+    # Nothing makes oneDNN pack weights for a lesser Arm class (`DeviceClass.limits`).
+    other = {name for name in lesser if not device_class(name).limits}
+    classes = [name for name in served if name not in {PORTABLE, *other}]
     return Node(
         node_id=row["NodeID"],
         num_cpus=int(resources["CPU"]),
@@ -275,7 +278,7 @@ def _node(row: Mapping[str, Any]) -> Node:
         num_gpus=int(resources.get("GPU", 0)),
         memory_bytes=int(resources["memory"]) if "memory" in resources else None,
         labelled=any(name.startswith(LABEL) for name in labels),
-        lesser=lesser_classes(served),
+        lesser=lesser - other,
         emulated=labels.get(EMULATED) == "true",
     )
 

@@ -16,7 +16,7 @@ from freezer.artifact import Artifact
 from freezer.hardware import detect, device_class
 from freezer.store import Store
 from tests.conftest import Frozen, frozen
-from tests.support.commands import Done, finished
+from tests.support.commands import OPEN_RAW, Done, finished
 from tests.support.models import TinyConv, seeded
 from tests.support.raylets import ROOT
 from tests.support.steps import HERE, python, random_inputs
@@ -63,15 +63,6 @@ except IncompatibleError as error:
 answers = [model(torch.ones(2, 3, 16, 16)).tolist() for model in models]
 classes = [model.manifest.device_class for model in models]
 print(json.dumps({"classes": classes, "answers": answers, "refused": refused}))
-"""
-
-OPEN_RAW = """
-import sys
-import torch
-torch.set_num_threads(int(sys.argv[2]))
-runner = torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], "model", False, 1, -1)
-(output,) = runner.run([torch.ones(1, 3, 16, 16)])
-print("answered", tuple(output.shape), flush=True)
 """
 
 
@@ -129,11 +120,12 @@ def test_a_v4_payload_crashes_and_a_v3_payload_answers(
     v3, v4 = (
         artifacts[name].folder / artifacts[name].manifest.payloads[0].path for name in (V3, V4)
     )
-    fine, dead = on_haswell(OPEN_RAW, v3, THREADS), on_haswell(OPEN_RAW, v4, THREADS)
+    size = (1, 3, 16, 16)
+    fine, dead = (on_haswell(OPEN_RAW, payload, THREADS, *size) for payload in (v3, v4))
     assert fine.returncode == 0, fine.stderr
     assert fine.stdout.splitlines()[-1] == "answered (1, 10)"
     assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), dead.stderr
     assert "answered" not in dead.stdout
-    assert python(OPEN_RAW, v4, THREADS).splitlines()[-1] == "answered (1, 10)", (
+    assert python(OPEN_RAW, v4, THREADS, *size).splitlines()[-1] == "answered (1, 10)", (
         "the payload itself is fine"
     )

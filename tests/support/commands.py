@@ -10,6 +10,16 @@ from tests.support.raylets import ROOT
 
 Done = subprocess.CompletedProcess[str]
 
+OPEN_RAW = """
+import sys
+import torch
+torch.set_num_threads(int(sys.argv[2]))
+runner = torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], "model", False, 1, -1)
+(output,) = runner.run([torch.ones(*map(int, sys.argv[3:]))])
+print("answered", tuple(output.shape), flush=True)
+"""
+"""Program that opens an Inductor payload without the loader: PAYLOAD THREADS SIZE..."""
+
 
 def finished(
     *command: object,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.commands import Done, finished
@@ -47,8 +47,14 @@ class Head:
 
 
 @contextlib.contextmanager
-def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -> Iterator[Head]:
-    """Run a head on loopback. Ray replaces 127.0.0.1 by the machine's own address."""
+def started_head(
+    home: Path, variables: Mapping[str, str], ip: str = LOOPBACK, options: Sequence[str] = ()
+) -> Iterator[Head]:
+    """Run a head on loopback. Ray replaces 127.0.0.1 by the machine's own address.
+
+    Args:
+        options: further ones of `ray start`, in place of those here.
+    """
     environ = {**os.environ, "HOME": str(home), "PYTHONWARNINGS": "ignore", **variables}
     environ.pop("RAY_ADDRESS", None)
     # Directly in /tmp: paths of sockets are limited to 108 characters.
@@ -70,6 +76,7 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
         "--dashboard-agent-listen-port=0",
         f"--ray-client-server-port={free_port()}",
         f"--temp-dir={temporary}",
+        *options,
     ]
     with (
         log.open("w") as file,

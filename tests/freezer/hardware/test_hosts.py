@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from freezer.artifact import Manifest, Payload
-from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
+from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host, machine, this_host
 from freezer.hardware.cuda import Gpu
 from freezer.hardware.machine import is_emulated
 from freezer.serving.compatibility import refusal_of, rungs
@@ -186,3 +187,14 @@ def test_an_emulator_is_the_executable_of_threads(tmp_path: Path) -> None:
     assert is_emulated(tmp_path)
     assert not is_emulated(tmp_path / "no-proc")
     assert not is_emulated()
+
+
+def test_emulated_arm_features_come_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of qemu's neoverse-n1; /proc/cpuinfo shows the x86 host."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(machine, "_auxiliary", {16: 0x119FFB, 26: 0}.__getitem__)
+    this_host.cache_clear()
+    try:
+        assert describe_host(this_host(), {}).classes == ("cpu-aarch64", "portable")
+    finally:
+        this_host.cache_clear()
