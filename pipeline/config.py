@@ -107,7 +107,7 @@ class Config:
         """Check the address and the tracking URI.
 
         Raises:
-            UsageError: no driver can use the address, or there is no such database.
+            UsageError: the address is not one that drivers use, or the database does not exist.
         """
         check_address(self.address)
         check_database(self.tracking_uri, create=not is_registry(self.catalog_name))

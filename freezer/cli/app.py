@@ -5,9 +5,8 @@ Exit codes: 0 done, 1 refused or verification failed, 2 usage, 3 store unreachab
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
+import sys
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from freezer.cli.arguments import exiting, say
 from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.store_commands import list_models, pull, rollback, sign
+from freezer.freezing.progress import reported
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
 """Group of entry points: commands over campaigns, which only a checkout has.
@@ -93,20 +93,5 @@ app.command("list")(list_models)
 
 def main() -> None:
     """Run the command; print an error as one line on stderr, and exit with its code."""
-    with exiting(), progress():
+    with exiting(), reported(partial(print, file=sys.stderr, flush=True)):
         app()
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[None]:
-    """Print the messages of the logger `coldpress` on stderr while the block runs."""
-    handler = logging.StreamHandler()
-    logger = logging.getLogger("coldpress")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)

@@ -161,9 +161,9 @@ def freeze(
 
 def _given_file(out: Path) -> Path:
     """The file with the options of a freeze whose builds are kept."""
-    from freezer.freezing.candidates import builds_of
+    from freezer.freezing.candidates import OPTIONS, builds_of
 
-    return builds_of(out) / "options.json"
+    return builds_of(out) / OPTIONS
 
 
 def _given_before(out: Path) -> dict[str, Any]:

@@ -148,9 +148,7 @@ def sign(
 def rollback(
     model: ModelArgument, store: StoreOption = "./store", undo: UndoOption = False
 ) -> None:
-    """Make `latest` what it was at an earlier version, for deployments that follow it; nothing is
-    deleted.
-    """
+    """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
     name, _, number = model.partition(":")
     if undo and number:
         raise UsageError(f"--undo undoes the last rollback of {name}; omit :{number}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +25,9 @@ from freezer.errors import SpecError, UsageError, expected_names
 from freezer.files import scratch_folder
 from freezer.freezing.candidates import (
     build_all,
-    builds_of,
     check_out,
     clear_out,
+    drop_builds,
     keep_builds,
     kept_builds,
 )
@@ -198,12 +197,11 @@ def freeze_subject(
     folder repeats only the judge.
     """
     clear_evidence(out, (target.device_class.name, PORTABLE))
-    clear_out(out)
     subject = to_device(subject, target.device)
     with generators_kept(), reported(options.progress):
         result = _freeze_for(subject, target, out, source, options)
         if result.verdict != "unstable":
-            shutil.rmtree(builds_of(out), ignore_errors=True)
+            drop_builds(out)
         lacks = result.verdict in ("kept-eager", "unstable") and result.artifact is None
         if not lacks or target.device_class.kind == "cuda":
             return result
@@ -236,6 +234,7 @@ def _freeze_for(
                 session = _session(subject, target, options)
                 judgement = judge(session, builds.candidates)
                 judgement = with_other_payloads(session, judgement, work)
+                clear_out(out)
                 artifact, note = write_judged(
                     session,
                     judgement,

@@ -345,8 +345,8 @@ class Store:
         return self._written(model, write)
 
     def roll_back(self, model: str, number: int | None) -> Version:
-        """Make `latest` what it was while an earlier version was the newest, and return that. Later
-        versions stay; the next one that is added becomes `latest`.
+        """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
+        added becomes `latest`.
 
         Args:
             model: name of the model.

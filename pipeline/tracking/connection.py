@@ -117,7 +117,7 @@ def check_database(tracking_uri: str, *, create: bool = False) -> None:
         return
     if not create or path.name != DATABASE or not path.parent.is_dir():
         raise UsageError(
-            f"tracking URI {tracking_uri!r}: there is no database {path}; correct the URI."
+            f"tracking URI {tracking_uri!r}: the database {path} does not exist; correct the URI."
             f" Campaigns create a database only if it is named {DATABASE}, in a folder that exists"
         )
 

@@ -5,9 +5,11 @@ Read first: builder.py.
 """
 
 from freezer.freezing.candidates.build_folders import (
+    OPTIONS,
     builds_of,
     check_out,
     clear_out,
+    drop_builds,
     keep_builds,
     kept_builds,
 )
@@ -25,6 +27,7 @@ from freezer.freezing.candidates.candidate import (
 
 __all__ = [
     "EVIDENCE",
+    "OPTIONS",
     "Builds",
     "Candidate",
     "architecture_digest",
@@ -34,6 +37,7 @@ __all__ = [
     "builds_of",
     "check_out",
     "clear_out",
+    "drop_builds",
     "keep_builds",
     "kept_builds",
 ]

@@ -18,7 +18,10 @@ from freezer.freezing.candidates.candidate import architecture_digest
 from freezer.freezing.models import Subject
 from freezer.freezing.target import Target
 
-_KEY = "key"
+OPTIONS = "options.json"
+"""File of the command `coldpress freeze` with its options."""
+
+_KEY = "builds.key"
 """File with the digest of everything that the builds of a class depend on."""
 
 
@@ -42,10 +45,26 @@ def clear_out(out: Path) -> None:
 
 
 def _is_unmeasured(out: Path) -> bool:
+    """Whether a folder has an artifact that serves until the timing is repeated: an unstable one,
+    or `portable` beside kept builds.
+    """
     with suppress(ColdpressError):
-        manifest = Artifact.read(out).manifest
-        return manifest.verdict == "unstable" or builds_of(out).is_dir()
+        return Artifact.read(out).manifest.verdict == "unstable" or bool(_kept(out))
     return False
+
+
+def _kept(out: Path) -> list[Path]:
+    """The folders of classes with kept builds."""
+    return [key.parent for key in builds_of(out).glob(f"*/{_KEY}")]
+
+
+def drop_builds(out: Path) -> None:
+    """Remove the kept builds; nothing else in that folder is ours."""
+    for folder in _kept(out):
+        shutil.rmtree(folder)
+    (builds_of(out) / OPTIONS).unlink(missing_ok=True)
+    with suppress(OSError):
+        builds_of(out).rmdir()
 
 
 def kept_builds(out: Path, subject: Subject, target: Target) -> Path | None:

@@ -33,6 +33,7 @@ from freezer.freezing.models.calls import call_source, described
 from freezer.freezing.models.checks import check_signature
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.sources import TRUST, Source
+from freezer.packages import install_command
 from freezer.runtime.tensor_files import read_samples
 from freezer.runtime.tensors import dtype_name, flatten
 from freezer.spec import InputSpec, declared_spec
@@ -81,7 +82,7 @@ def load_transformers(source: Source, *, weights: bool = True) -> Any:
         import transformers
     except ImportError:
         raise MissingDependencyError(
-            f"source {source} needs transformers; pip install transformers"
+            f"source {source} needs transformers; {install_command('transformers')}"
         ) from None
     trust = {"trust_remote_code": source.trust}
     if source.weights == "random":

@@ -104,8 +104,12 @@ def _one_warning(name: str) -> Iterator[None]:
     """Log what torch's C++ code prints on stderr as one line: a newer torch prints a line for each
     function that it does not find in a package.
     """
-    with _stderr, tempfile.TemporaryFile("w+") as caught:
+    try:
         before = os.dup(2)
+    except OSError:  # a service without stderr
+        yield
+        return
+    with _stderr, tempfile.TemporaryFile("w+", errors="replace") as caught:
         os.dup2(caught.fileno(), 2)
         try:
             yield

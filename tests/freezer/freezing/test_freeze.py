@@ -192,9 +192,12 @@ def test_disturbed_freeze_keeps_its_builds(tmp_path: Path) -> None:
     quickly(mlp(), {"x": X}, out, policy=busy, limits=Limits(speedup_min=1e6))
     assert [path.stat().st_ino for path in builds.rglob("candidate.json")] == [before]
     assert Artifact.read(out).manifest.device_class == "portable", "too slow by all rounds"
+    (builds / "notes.txt").write_text("own")
     other = quickly(mlp(9), {"x": X}, out, limits=Limits(speedup_min=1e-3))
     assert other.verdict == "published"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert [path.name for path in builds.iterdir()] == ["notes.txt"]
+    with pytest.raises(UsageError):
+        quickly(mlp(9), {"x": X}, out)
 
 
 @pytest.mark.parametrize(
