@@ -17,7 +17,7 @@ from freezer.cli.arguments import exiting, say
 from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.store_commands import list_models, pull, rollback, sign
-from freezer.freezing.progress import reported
+from freezer.progress import reported
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
 """Group of entry points: commands over campaigns, which only a checkout has.

@@ -49,11 +49,11 @@ from freezer.freezing.models import (
 )
 from freezer.freezing.packaging import clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
-from freezer.freezing.progress import reported
 from freezer.freezing.sources import Source
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.freezing.write_judged import write_judged
 from freezer.hardware import PORTABLE, counts_within, thread_budget
+from freezer.progress import reported
 from freezer.runtime.tensor_files import read_samples
 from freezer.spec import InputSpec, Objective, declared_spec
 

@@ -27,6 +27,7 @@ def test_local_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # `connect` sets them where they are not set
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", fail)
     with (
         pytest.raises(
