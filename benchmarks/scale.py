@@ -180,7 +180,6 @@ def _workers(folder: Path, count: int) -> float:
             "address": address,
             "do_build": True,
             "do_judge": False,
-            "judge_batch": 10**6,
         }
         found = _child(job)
     return float(found["builds"] / found["build_phase_s"])

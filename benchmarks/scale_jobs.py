@@ -24,7 +24,7 @@ from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make
 from pipeline.records import ClassFacts, Event, flat_json
 from pipeline.reporting import Display
 from pipeline.run import run
-from pipeline.scheduling import executor, queue
+from pipeline.scheduling import executor
 from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build
 from pipeline.workspace import judged_name, workplace
@@ -120,7 +120,6 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
         executor.build = idle_build  # type: ignore[attr-defined]
     if job["do_judge"] is False:
         executor.judge = idle_judge  # type: ignore[attr-defined]
-        queue.JUDGE_BATCH = job.get("judge_batch", queue.JUDGE_BATCH)
     wall, cpu = time.perf_counter(), time.process_time()
     report = run(
         Config(

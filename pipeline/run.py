@@ -4,7 +4,7 @@ catalog      the models to freeze                                          catal
 materials    their files, brought to the workers                           sources/, workspace/
 fleet        nodes, their device classes, what they share with the driver  scheduling/, cluster/
 plan         which builds and judges are needed, and which are finished    planning/
-execute      builds in parallel, judges alone, each in an isolated child   scheduling/, worker/
+execute      builds and judges in parallel, each in an isolated child      scheduling/, worker/
 publish      a version of a model, once all its classes are decided        publish.py
 record       outcomes, and the members of the campaign                     ledger/
 track        the same in MLflow, which can be replayed from the ledger     tracking/
@@ -105,7 +105,6 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             planned = _plan(config, work, ledger, continued, _workers(fleet))
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
-            tracker.may_work = executor.may_disturb
             display.observe(lambda: _live_figures(fleet, tracker))
         for line in planned[0].notes:
             note(line)

@@ -17,6 +17,8 @@ FURTHER = "further payloads"
 SIZE = 256
 """Bytes of the memory."""
 
+TIME = SIZE - 1
+"""Index of the byte that says whether a judge measures (pipeline/workspace/machine_time.py)."""
 
 memory: mmap | bytearray = bytearray(SIZE)
 """A name and the activity, on two lines; empty if nothing is in hand."""
@@ -28,8 +30,8 @@ held = [""]
 def take(name: str, activity: str = "building") -> None:
     """Have a candidate in hand until the next is taken, or "" for none."""
     name = held[0] or name
-    text = f"{name}\n{activity}".encode()[:SIZE] if name else b""
-    memory[:] = text.ljust(SIZE, b"\0")
+    text = f"{name}\n{activity}".encode()[:TIME] if name else b""
+    memory[:TIME] = text.ljust(TIME, b"\0")
 
 
 def hold(name: str) -> None:

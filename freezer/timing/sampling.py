@@ -27,11 +27,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
+from freezer.timing import machine
 from freezer.timing.halving import Halving, Rivals, Round
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling
 
 logger = logging.getLogger("coldpress")
+
+FIRST_CALLS = 3
+"""Calls before the warm-up: TorchScript compiles in the second, engines allocate in the first."""
 
 WARM_UP_BLOCK = 100
 """Warm-up calls between resets of a state."""
@@ -81,7 +85,7 @@ def sample(
     meter: CpuMeter | None = None,
     rivals: Rivals | None = None,
 ) -> Sampling:
-    """Time all entrants side by side.
+    """Time all entrants side by side, alone on the machine (machine.py) from the warm-up on.
 
     Args:
         entrants: calls by name, with distinct inputs that rotate, so that caches do not help.
@@ -94,11 +98,14 @@ def sample(
     """
     rounds = _Rounds(entrants, policy, resets or {}, meter or CpuMeter(policy), rivals or {})
     for name, calls in entrants.items():
-        rounds.warm_up(name, calls)
-    started = time.monotonic()
-    rounds.add()
-    while time.monotonic() - started <= rounds.time_limit_s:
+        rounds.first_calls(name, calls)
+    with machine.alone():
+        for name, calls in entrants.items():
+            rounds.warm_up(name, calls)
+        started = time.monotonic()
         rounds.add()
+        while time.monotonic() - started <= rounds.time_limit_s:
+            rounds.add()
     return rounds.sampling()
 
 
@@ -123,6 +130,13 @@ class _Rounds:
         self._halving = Halving({name: timed & set(rivals.get(name, ())) for name in timed})
         self._tried: list[dict[str, _Block]] = []
         self._undisturbed: list[Round] = []
+
+    def first_calls(self, name: str, calls: Sequence[Call]) -> None:
+        """Make the calls in which an entrant compiles or allocates."""
+        if name in self._resets:
+            self._resets[name]()
+        for call in itertools.islice(itertools.cycle(calls), FIRST_CALLS):
+            call()
 
     def warm_up(self, name: str, calls: Sequence[Call]) -> None:
         """Call an entrant until two halves of the last calls agree within 10%."""

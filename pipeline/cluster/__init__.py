@@ -1,4 +1,4 @@
-"""Cluster: connection, nodes, tasks, coordination of campaigns, autoscaling, job submission. The
+"""Cluster: connection, nodes, tasks, autoscaling, job submission. The
 only package that imports ray.
 
 May import: pipeline.ledger and below.
@@ -9,11 +9,6 @@ from pipeline.cluster.client import (
     check_address,
     connect,
     joined_address,
-)
-from pipeline.cluster.coordination import (
-    REST_S,
-    ClusterBoard,
-    Turns,
 )
 from pipeline.cluster.driver_process import in_child
 from pipeline.cluster.jobs_api import (
@@ -40,16 +35,13 @@ from pipeline.cluster.working_dir import (
 
 __all__ = [
     "PACKAGES",
-    "REST_S",
     "Ask",
     "Cluster",
-    "ClusterBoard",
     "Done",
     "Handle",
     "Job",
     "Jobs",
     "Node",
-    "Turns",
     "Upload",
     "check_absolute",
     "check_address",

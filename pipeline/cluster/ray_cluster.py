@@ -28,7 +28,6 @@ from freezer.hardware import (
     lesser_classes,
     this_host,
 )
-from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, Head
 from pipeline.failures import kind_of_ray
 from pipeline.records import EMULATED, LABEL
@@ -139,7 +138,8 @@ class Cluster:
         """Return the ids of nodes that end soon: `ray drain-node` or the autoscaler gives them no
         new tasks.
         """
-        with reported_by(self.head), contextlib.suppress(ImportError, AttributeError):
+        errors = (ImportError, AttributeError, RuntimeError, OSError, ray.exceptions.RayError)
+        with contextlib.suppress(*errors):
             from ray._private import state  # internal to Ray
 
             return frozenset(state.state.get_draining_nodes())

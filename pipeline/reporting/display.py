@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from statistics import fmean
+from threading import Event as ThreadEvent
+from threading import RLock, Thread
 from typing import Literal, Self
 
 from rich.console import Console
@@ -48,10 +50,12 @@ class Running:
 
     Attributes:
         recipes: recipes that are being built.
+        since: when it started, in monotonic seconds.
     """
 
     kind: Literal["build", "judge"]
     recipes: tuple[str, ...]
+    since: float
 
 
 class CampaignProgress:
@@ -99,14 +103,24 @@ class CampaignProgress:
         minutes = ceil(max(1.0, self._ends - time.monotonic()) / 60)
         return f"{text}, about {minutes} min left"
 
+    @property
+    def now(self) -> str:
+        """What runs, and for how long."""
+        texts = []
+        for what, item in self.running.items():
+            recipes = f" ({', '.join(item.recipes)})" if item.recipes else ""
+            texts.append(f"{item.kind} {what}{recipes} for {time.monotonic() - item.since:.0f} s")
+        return "; ".join(texts)
+
     def add(self, event: Event) -> None:
         """Take in an event."""
         match event.kind:
             case "build" | "judge":
                 running = self.running.get(event.what)
                 recipes = running.recipes if running else ()
+                since = running.since if running else time.monotonic()
                 self.running[event.what] = Running(
-                    kind=event.kind, recipes=(*recipes, *event.recipes)
+                    kind=event.kind, recipes=(*recipes, *event.recipes), since=since
                 )
                 if event.kind == "judge":  # recipes that are left now were skipped
                     self._to_build.pop(event.what, None)
@@ -185,6 +199,9 @@ def display_for(console: Console, *, verbose: bool = False) -> Display:
 COUNT_S = 5.0
 """Least interval between lines with counts of builds."""
 
+SILENCE_S = 9.0
+"""Time without a line after which what runs is printed."""
+
 
 class LineDisplay(Display):
     """Prints lines with the time since the start, for logs and pipes.
@@ -202,9 +219,27 @@ class LineDisplay(Display):
         self._progress = CampaignProgress()
         self._begun: set[str] = set()
         self._counted = -inf
+        self._printed = time.monotonic()
+        self._lock, self._ended = RLock(), ThreadEvent()
+
+    def __enter__(self) -> Self:
+        Thread(
+            target=self._break_silences,
+            name="display",
+            daemon=True,
+        ).start()
+        return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         sys.stdout.flush()
+
+    def _break_silences(self) -> None:
+        """Print what runs when nothing was printed for a while; the driver may wait."""
+        while not self._ended.wait(1.0):
+            with self._lock:
+                if self._progress.running and time.monotonic() - self._printed > SILENCE_S:
+                    self._print(f"{self._progress.now} ({self._progress.so_far})")
 
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Print the number of outcomes to reach and of builds to do."""
@@ -215,6 +250,10 @@ class LineDisplay(Display):
 
     def show(self, event: Event) -> None:
         """Print the event."""
+        with self._lock:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         self._progress.add(event)
         line = f"{event.kind} {event.what}"
         if event.kind == "note":
@@ -232,6 +271,7 @@ class LineDisplay(Display):
             self._print(f"{line} ({self._progress.so_far})")
 
     def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
         line = f"{time.monotonic() - self._started:7.1f}s {text}"
         self._console.print(
             line,

@@ -2,8 +2,7 @@
 do what it asks for.
 
 What is built, retried and judged is decided in item_state.py; where and when a task runs, in
-scheduler.py. A judge reserves all cores of its node. While a judge runs on the driver's own node,
-the driver publishes nothing and transfers no sources.
+scheduler.py. While a judge measures on the driver's own machine, the driver waits.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from freezer.errors import ColdpressError
 from freezer.hardware import PORTABLE, device_class
@@ -25,7 +25,6 @@ from pipeline.records import Event, Failure, Outcome
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
 from pipeline.scheduling.item_state import (
-    ItemState,
     Step,
     TaskFailure,
     end_build,
@@ -35,7 +34,7 @@ from pipeline.scheduling.queue import Progress, Slot, Task, memory_to_reserve
 from pipeline.scheduling.scheduler import Scheduler
 from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, judge
-from pipeline.workspace import log_place
+from pipeline.workspace import log_place, machine_time
 
 IDLE_S = 1.0
 """Interval between two checks for tasks that can start while none ends."""
@@ -83,12 +82,8 @@ class Executor:
                 self._follow(progress, step)
                 self.begun[item.label()] = progress
 
-    def may_disturb(self) -> bool:
-        """Whether no judge of any campaign runs on the driver's node. Thread-safe."""
-        return not self._scheduler.judges_here()
-
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
-        """Yield the outcome of each item, not published yet.
+        """Yield the outcome of each item, not published yet; no judge measures here meanwhile.
 
         Closing the iterator cancels everything that runs.
         """
@@ -96,10 +91,9 @@ class Executor:
         scheduler = self._scheduler
         try:
             while True:
-                # before the next judge starts on the driver's node
-                while self._decided and self.may_disturb():
-                    yield self._decided.popleft()
-                    scheduler.turns.tick()  # another campaign may have claimed the node meanwhile
+                while self._decided:
+                    with machine_time.computing():
+                        yield self._decided.popleft()
                 if not (scheduler.num_waiting or self._running or self._decided):
                     return
                 self._start_tasks()
@@ -108,10 +102,9 @@ class Executor:
                         tasks = self._running.pop(done.handle)
                         scheduler.record_end(tasks[0], done)
                         self._ended(tasks, done)
-                elif not (self._decided and self.may_disturb()):
-                    time.sleep(IDLE_S)  # until a node joins, or another campaign's turn ends
+                elif not self._decided:
+                    time.sleep(IDLE_S)  # until a node joins
         finally:
-            scheduler.turns.close()
             cluster.cancel(list(self._running))
 
     def _follow(self, progress: Progress, step: Step) -> None:
@@ -155,23 +148,8 @@ class Executor:
             self._materials.ship_from_now_on()
         for task, failure in scheduler.given_up():
             self._give_up(task, failure)
-        here: list[tuple[Slot, Task]] = []
-        for slot, task in scheduler.next_judges(self._may_transfer):
-            if slot.node.node_id == self._fleet.cluster.home:
-                here.append((slot, task))
-            else:
-                self._start([task], slot)
-        # before a judge on the driver's node forbids to transfer sources
-        for slot, tasks in scheduler.next_builds(self._may_transfer):
+        for slot, tasks in scheduler.next_tasks():
             self._start(tasks, slot)
-        for slot, task in here:
-            self._start([task], slot)
-
-    def _may_transfer(self, task: Task) -> bool:
-        """Whether the sources of a task may be transferred now, which would disturb a judge on the
-        driver's node.
-        """
-        return self.may_disturb() or self._materials.is_ready(task.item.entry)
 
     def _start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Start a group of builds, or one judge, unless its source cannot be brought."""
@@ -186,43 +164,44 @@ class Executor:
         entry = replace(entry, source=pinned(entry.source, item.source))  # as it was planned
         progress.state = progress.state.with_files(demand_of(entry))
         entry = self._materials.as_sent(entry)
-        recipes = tuple(task.recipe for task in tasks if task.recipe)
-        kind, function = ("build", build) if recipes else ("judge", judge)
-        self._show(
-            Event(
-                kind="build" if recipes else "judge",
-                what=item.label(),
-                recipes=recipes,
+        kind: Literal["build", "judge"] = "build" if task.recipe else "judge"
+        for each in tasks:
+            recipes = (each.recipe,) if each.recipe else ()
+            self._show(
+                Event(
+                    kind=kind,
+                    what=each.item.label(),
+                    recipes=recipes,
+                )
             )
-        )
         self._scheduler.record_start(tasks, slot)
+        request = (
+            self._build_request(tasks, entry) if task.recipe else self._judge_request(task, entry)
+        )
         handle = self._fleet.cluster.start(
-            function,
-            self._request(progress.state, recipes, entry),
-            name=f"{kind} {item.label(', '.join(recipes))}",
+            build if task.recipe else judge,
+            request,
+            name=f"{kind} {item.label(', '.join(each.recipe for each in tasks if each.recipe))}",
             class_name=self._limits_of(item, slot.node),
             node=slot.node,
-            num_cpus=1 if recipes else slot.node.num_cpus,  # a judge runs alone
             memory_bytes=memory_to_reserve(task.demand, slot.node),
         )
         self._running[handle] = tasks
 
-    def _request(
-        self,
-        state: ItemState,
-        recipes: Sequence[str],
-        entry: Entry,
-    ) -> BuildRequest | JudgeRequest:
-        item = state.item
-        results = state.results
-        if recipes:
-            return BuildRequest(
-                entry=entry,
-                builds={recipe: item.builds[recipe].digest for recipe in recipes},
-                device_class=item.device_class,
-                num_threads=item.num_threads,
-                store=self._store.uri,
-            )
+    def _build_request(self, tasks: Sequence[Task], entry: Entry) -> BuildRequest:
+        item = tasks[0].item
+        recipes = [(task.item, task.recipe) for task in tasks if task.recipe]
+        return BuildRequest(
+            entry=entry,
+            builds={recipe: of.builds[recipe].digest for of, recipe in recipes},
+            device_class=item.device_class,
+            num_threads=item.num_threads,
+            store=self._store.uri,
+        )
+
+    def _judge_request(self, task: Task, entry: Entry) -> JudgeRequest:
+        item, state = task.item, task.progress.state
+        results = state.results.items()
         return JudgeRequest(
             key=item.judge.digest,
             entry=entry,
@@ -233,7 +212,7 @@ class Executor:
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store.uri,
-            failures={name: result.problem for name, result in results.items() if result.failure},
+            failures={name: result.problem for name, result in results if result.failure},
         )
 
     def _limits_of(self, item: Item, node: Node) -> str:
@@ -262,33 +241,29 @@ class Executor:
 
     def _ended(self, tasks: Sequence[Task], done: Done) -> None:
         """Report a group of builds, or one judge, that ended to the state machine."""
-        task = tasks[0]
-        progress = task.progress
-        item = task.item
-        if task.recipe is None:
+        if tasks[0].recipe is None:
             lost = JudgeResult(verdict="failed", reason="")
-            self._judge_ended(task, done, done.value or lost)
+            self._judge_ended(tasks[0], done, done.value or lost)
             return
-        recipes = [task.recipe for task in tasks if task.recipe]
-        lost_builds = [
-            BuildResult(
-                key=item.builds[name].digest,
-                recipe=name,
-            )
-            for name in recipes
-        ]
-        for built in done.value or lost_builds:
-            failed = _failure_in(task, done, built)
-            hopeless = self._records.speeds.hopeless(item, built.architecture)
-            self._follow(progress, end_build(progress.state, built, failed, hopeless))
-            if built.recipe not in progress.state.results:
-                self._show(
-                    Event(
-                        kind="retried",
-                        what=item.label(),
-                        recipes=(built.recipe,),
-                    )
+        built: dict[str, BuildResult] = {result.recipe: result for result in done.value or ()}
+        for task in tasks:
+            assert task.recipe is not None
+            lost_build = BuildResult(key=task.item.builds[task.recipe].digest, recipe=task.recipe)
+            self._build_ended(task, done, built.get(task.recipe, lost_build))
+
+    def _build_ended(self, task: Task, done: Done, built: BuildResult) -> None:
+        progress, item = task.progress, task.item
+        failed = _failure_in(task, done, built)
+        hopeless = self._records.speeds.hopeless(item, built.architecture)
+        self._follow(progress, end_build(progress.state, built, failed, hopeless))
+        if built.recipe not in progress.state.results:
+            self._show(
+                Event(
+                    kind="retried",
+                    what=item.label(),
+                    recipes=(built.recipe,),
                 )
+            )
 
     def _judge_ended(
         self,

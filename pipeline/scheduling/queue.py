@@ -1,9 +1,9 @@
 """Queues of tasks, the slots of nodes, and which task a node gets next. Plain bookkeeping, without
 Ray.
 
-A node either builds or judges. A building node gets enough builds that no core waits for the
-driver, and no more, so a fast node takes more of them than a slow one. Its turn to judge comes when
-enough items wait for a judge, or when it has nothing to build.
+A judge goes first: it is an ordinary task beside the builds, which pause while it measures latency
+(pipeline/workspace/machine_time.py). A node gets a task for each of its cores, so a fast node takes
+more of them than a slow one.
 
 A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models
 are published throughout a campaign. Within a step, classes that few nodes serve come first, and a
@@ -25,12 +25,6 @@ from freezer.hardware import PORTABLE, device_class
 from pipeline.cluster import Node
 from pipeline.planning import BETTER_CPU, Demand, Item
 from pipeline.scheduling.item_state import ItemState
-
-JUDGE_BATCH = 16
-"""Judges in one turn, and items that wait before another node takes a turn."""
-
-QUEUE_PER_CPU = 2
-"""Builds in flight for each core, so that no worker waits for the driver."""
 
 WINDOW = 32
 """Items of the catalog within which a node may stay with one class."""
@@ -105,111 +99,43 @@ class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        builds: number of groups of builds in flight, running or waiting for a core.
-        gpu_builds: number of those that take a GPU.
-        judge: whether a judge is in flight.
-        turn: whether it is the node's turn to judge; it then gets no builds.
-        num_judged: number of judges of this turn, including the one in flight.
+        tasks: number of judges and groups of builds in flight.
+        gpu_tasks: number of those that take a GPU.
         last_class: class of the last task.
-        rests_until: time when the next turn may begin.
     """
 
     node: Node
-    builds: int = 0
-    gpu_builds: int = 0
-    judge: bool = False
-    turn: bool = False
-    num_judged: int = 0
+    tasks: int = 0
+    gpu_tasks: int = 0
     last_class: str = ""
-    rests_until: float = 0.0
 
-    def has_room(self, num_waiting: int, num_cpus: int) -> bool:
-        """Whether the node may get a build.
-
-        When few wait, it gets one per core, so that the last builds do not queue.
-        """
-        depth = QUEUE_PER_CPU if num_waiting > num_cpus else 1
-        if self.turn or self.judge:
-            return False
-        return self.builds < depth * self.node.num_cpus
+    @property
+    def has_room(self) -> bool:
+        """Whether the node may get another task."""
+        return self.tasks < self.node.num_cpus
 
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
         self.last_class = task.device_class
-        if task.recipe is None:
-            self.judge = self.turn = True
-            self.num_judged += 1
-        else:
-            self._count(task, 1)
+        self._count(task, 1)
 
     def end(self, task: Task) -> None:
         """Record that a task ended."""
-        if task.recipe is None:
-            self.judge = False
-        else:
-            self._count(task, -1)
+        self._count(task, -1)
 
-    def _count(self, build: Task, change: int) -> None:
-        self.builds += change
-        if takes_gpu(build.device_class):
-            self.gpu_builds += change
+    def _count(self, task: Task, change: int) -> None:
+        self.tasks += change
+        if takes_gpu(task.device_class):
+            self.gpu_tasks += change
 
     def has_gpu_for(self, name: str) -> bool:
         """Whether the GPUs allow another task of a class."""
-        return not takes_gpu(name) or self.gpu_builds < QUEUE_PER_CPU * self.node.num_gpus
+        return not takes_gpu(name) or self.gpu_tasks < self.node.num_gpus
 
 
 def takes_gpu(name: str) -> bool:
     """Whether tasks of a device class need a GPU."""
     return device_class(name).kind == "cuda"
-
-
-def begins_turn(
-    slot: Slot,
-    slots: Collection[Slot],
-    num_judges: int,
-    num_builds: int,
-    *,
-    now: float,
-) -> bool:
-    """Whether a building node should judge now.
-
-    Args:
-        slot: slot of the node.
-        slots: slots of all nodes.
-        num_judges, num_builds: numbers of waiting tasks of classes that the node serves.
-        now: monotonic time, in seconds.
-    """
-    if slot.turn or not num_judges or now < slot.rests_until:
-        return False
-    if not num_builds:
-        return True
-    classes = set(slot.node.classes)
-    judging = [
-        other for other in slots if other.turn and not classes.isdisjoint(other.node.classes)
-    ]
-    return num_judges >= JUDGE_BATCH * (len(judging) + 1)
-
-
-def ends_turn(
-    slot: Slot,
-    *,
-    num_judges: int,
-    num_builds: int,
-    others: bool,
-) -> bool:
-    """Whether a judging node should build again, or be left to other campaigns; never while a judge
-    runs.
-
-    Args:
-        slot: slot of the node.
-        num_judges, num_builds: as in `begins_turn`.
-        others: whether other campaigns run on the cluster.
-    """
-    if not slot.turn or slot.judge:
-        return False
-    is_wanted = num_builds > 0 or others
-    return not num_judges or (slot.num_judged >= JUDGE_BATCH and is_wanted)
 
 
 class Queue:
@@ -270,20 +196,41 @@ class Queue:
                     return task
         return None
 
-    def take_alike(self, task: Task, most: int) -> list[Task]:
+    def take_alike(
+        self, task: Task, most: int, slot: Slot, nodes: Collection[Node]
+    ) -> list[Task]:
         """Remove and return builds of the same item as a build that was just taken, with the same
-        failed attempts.
+        failed attempts, which the node may build.
         """
         state = task.progress.state
         line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
         alike: list[Task] = []
         for build in islice(line, 2 * LOOK_AHEAD):
-            is_alike = build.progress is task.progress and build.needs_best == task.needs_best
+            is_alike = build.progress is task.progress and fits(build, slot.node, nodes)
             if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:
                 alike.append(build)
         self.remove(alike)
         return alike
+
+    def take_portable(self, build: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
+        """Remove and return the build of `portable` for the model of a build of a CPU class, which
+        shares its captures, if the node may build it.
+        """
+        item = build.item
+        line = self._lines[PORTABLE]
+        if item.device_class == PORTABLE or takes_gpu(item.device_class):
+            return []
+        for task in islice(line, LOOK_AHEAD):
+            is_alike = (task.item.entry.name, task.item.num_threads) == (
+                item.entry.name,
+                item.num_threads,
+            )
+            failures = task.progress.state.attempts_of(task.recipe).failures
+            if is_alike and not failures and fits(task, slot.node, nodes):
+                line.remove(task)
+                return [task]
+        return []
 
     def remove(self, tasks: Collection[Task]) -> None:
         """Remove tasks, if they wait here."""

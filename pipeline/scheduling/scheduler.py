@@ -1,16 +1,14 @@
-"""Decide which tasks start on which nodes, by the rules of queue.py, in turns with other
-campaigns.
-"""
+"""Decide which tasks start on which nodes, by the rules of queue.py."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Node, Turns
+from pipeline.cluster import Ask, Done, Node
 from pipeline.failures import CODES
 from pipeline.planning import BASE_BYTES
 from pipeline.records import Failure
@@ -19,8 +17,6 @@ from pipeline.scheduling.queue import (
     Queue,
     Slot,
     Task,
-    begins_turn,
-    ends_turn,
     memory_of,
     serves,
 )
@@ -31,24 +27,18 @@ CHECK_S = 5.0
 MAX_ASKED = 2
 """Cores to request for each core that a class has, so a fleet grows by doubling."""
 
-MayStart = Callable[[Task], bool]
-
 
 class Scheduler:
     """Matches waiting tasks with the nodes of a fleet.
 
     Args:
         fleet: the nodes.
-
-    Attributes:
-        turns: turns of the campaigns of the cluster.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._builds = Queue()
         self._judges = Queue()
-        self.turns = Turns(ClusterBoard(fleet.cluster.head) if fleet.cluster.joined else None)
         self._slots: dict[str, Slot] = {}
         self._started: set[Task] = set()
         self._without_node: dict[str, float] = {}
@@ -66,13 +56,11 @@ class Scheduler:
         queue.add(task, first=first)
 
     def tick(self) -> None:
-        """Update nodes and turns, and ask the autoscaler for what is missing."""
+        """Update nodes, and ask the autoscaler for what is missing."""
         self._fleet.tick()
-        self.turns.tick()
         nodes = {node.node_id: node for node in self._fleet.nodes}
         for node_id in self._slots.keys() - nodes.keys():
             del self._slots[node_id]
-            self.turns.release(node_id)
         for node_id in nodes.keys() - self._slots.keys():
             self._slots[node_id] = slot = Slot(node=nodes[node_id])
             for task in self._started:  # a node that did not answer for a while still runs its own
@@ -80,65 +68,29 @@ class Scheduler:
                     slot.begin(task)
         self._fleet.ask(self._asks())
 
-    def next_judges(self, may_start: MayStart) -> Iterator[tuple[Slot, Task]]:
-        """Yield the judges to start now, each with its slot, and begin and end turns."""
-        for slot in self._slots.values():
-            num_judges = self._judges.num_for(slot.node, self._fleet.nodes)
-            num_builds = self._builds.num_for(slot.node, self._fleet.nodes)
-            others = self.turns.others
-            if ends_turn(
-                slot,
-                num_judges=num_judges,
-                num_builds=num_builds,
-                others=others,
-            ):
-                self._end_turn(slot)
-            if begins_turn(
-                slot,
-                self._slots.values(),
-                num_judges,
-                num_builds,
-                now=time.monotonic(),
-            ):
-                slot.turn = True
-            if not slot.turn or slot.judge or slot.builds:
-                continue
-            task = self._judges.take(slot, self._fleet.nodes)
-            if task is None:
-                self._end_turn(slot)
-            elif may_start(task):
-                if not slot.num_judged:
-                    self.turns.claim(slot.node.node_id)
-                yield slot, task
-            else:
-                self.add(task, first=True)
-                if slot.num_judged and others:  # one of them may wait for this node
-                    self._end_turn(slot)
+    def next_tasks(self) -> Iterator[tuple[Slot, list[Task]]]:
+        """Yield the judges and the groups of builds to start now, one for each node with room in
+        turn, the least loaded first.
 
-    def next_builds(self, may_start: MayStart) -> Iterator[tuple[Slot, list[Task]]]:
-        """Yield the groups of builds to start now, one for each building node in turn, the least
-        loaded first.
-
-        A group has builds of one item, at most a core's share of those that wait (guided
-        self-scheduling, Polychronopoulos and Kuck 1987).
+        A group has builds of one model: of its item, at most a core's share of those that wait
+        (guided self-scheduling, Polychronopoulos and Kuck 1987), and of `portable`.
         """
-        slots = self._slots.values()
+        slots, nodes = list(self._slots.values()), self._fleet.nodes
         num_cpus = sum(slot.node.num_cpus for slot in slots)
-        building = [slot for slot in slots if not self.turns.claimed(slot.node.node_id)]
-        while building:
-            for slot in sorted(building, key=lambda slot: slot.builds / slot.node.num_cpus):
-                num_waiting = self._builds.num_for(slot.node, self._fleet.nodes)
-                task = None
-                if slot.has_room(num_waiting, num_cpus):
-                    task = self._builds.take(slot, self._fleet.nodes)
-                if task is None:
-                    building.remove(slot)
-                elif may_start(task):
+        while slots:
+            for slot in sorted(slots, key=lambda slot: slot.tasks / slot.node.num_cpus):
+                if not slot.has_room:
+                    slots.remove(slot)
+                elif judge := self._judges.take(slot, nodes):
+                    yield slot, [judge]
+                elif build := self._builds.take(slot, nodes):
+                    num_waiting = 1 + self._builds.num_for(slot.node, nodes)
                     num_tasks = math.ceil(num_waiting / num_cpus)
-                    yield slot, [task, *self._builds.take_alike(task, num_tasks - 1)]
+                    portable = self._builds.take_portable(build, slot, nodes)
+                    alike = self._builds.take_alike(build, num_tasks - 1, slot, nodes)
+                    yield slot, [build, *portable, *alike]
                 else:
-                    self.add(task, first=True)
-                    building.remove(slot)
+                    slots.remove(slot)
 
     def record_start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Record that a group of builds, or one judge, was started in a slot."""
@@ -156,12 +108,6 @@ class Scheduler:
             slot.end(task)
         if done.lost:
             self._fleet.refresh_soon()
-
-    def judges_here(self) -> bool:
-        """Whether a judge runs on the driver's node, or another campaign has its turn there."""
-        home = self._fleet.cluster.home
-        slot = self._slots.get(home)
-        return slot is not None and (slot.judge or self.turns.claimed(home))
 
     def given_up(self) -> list[tuple[Task, Failure]]:
         """Remove and return the tasks that no node can serve: without enough memory at once,
@@ -194,12 +140,6 @@ class Scheduler:
         for queue in (self._builds, self._judges):
             queue.remove(failed)
         return list(failed.items())
-
-    def _end_turn(self, slot: Slot) -> None:
-        slot.turn = False
-        slot.num_judged = 0
-        slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
-        self.turns.release(slot.node.node_id)
 
     def _asks(self) -> Counter[Ask]:
         """Return what to ask an autoscaler for: a node for each class that has none for its largest

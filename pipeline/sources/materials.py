@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from pipeline.catalog import SOURCE_RUN, Entry, of_version
 from pipeline.planning import FileDigests, source_key
 from pipeline.records import SOURCE_VERSION
 from pipeline.sources.transfer import ship, upload_sources
-from pipeline.workspace import move_whole, staging_folder
+from pipeline.workspace import machine_time, move_whole, staging_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking import Described
@@ -97,13 +98,6 @@ class Materials:
             self._shipping = True
             self._ready.clear()
 
-    def is_ready(self, entry: Entry) -> bool:
-        """Whether an entry needs no fetching, downloading or shipping."""
-        remote = entry.source.kind == "mlflow" or (
-            entry.source.kind in FILE_KINDS and is_url(entry.source.location)
-        )
-        return entry.name in self._ready or not (self._shipping or remote)
-
     def ready(self, entry: Entry) -> Entry:
         """Return the entry as a worker can load it, prepared once for each name.
 
@@ -112,7 +106,7 @@ class Materials:
                 trusted.
         """
         if entry.name not in self._ready:
-            with _error_of(f"source {entry.source}"):
+            with _error_of(f"source {entry.source}"), self._may_disturb(entry):
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
@@ -120,6 +114,14 @@ class Materials:
                     made = ship(made, self._shipped)
             self._ready[entry.name] = made
         return self._ready[entry.name]
+
+    def _may_disturb(self, entry: Entry) -> AbstractContextManager[None]:
+        """Wait for judges that measure on this machine, if a file is downloaded or shipped."""
+        source = entry.source
+        is_remote = source.kind == "mlflow" or (
+            source.kind in FILE_KINDS and is_url(source.location)
+        )
+        return machine_time.computing() if self._shipping or is_remote else nullcontext()
 
     def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Self
@@ -33,7 +33,7 @@ from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
-from pipeline.workspace import die_with
+from pipeline.workspace import die_with, machine_time
 
 AHEAD = 16
 """Queued calls, one for each model, before the driver waits; an interrupt waits for them to be
@@ -76,9 +76,6 @@ class TrackerProcess:
         store: URI of the store.
         mode: whether MLflow stores whole artifacts, or references to the store.
 
-    Attributes:
-        may_work: returns whether a call may be executed now. Set it before the first call.
-
     Raises:
         UsageError: the tracking URI is invalid.
     """
@@ -93,7 +90,6 @@ class TrackerProcess:
     ) -> None:
         resolve(tracking_uri)
         self._arguments = (tracking_uri, campaign, store, mode)
-        self.may_work: Callable[[], bool] = lambda: True
         self._calls: queue.Queue[_Call | None] = queue.Queue(maxsize=AHEAD)
         self._status, self._num_given = _Status(), 0
         self._hurries = self._stops = False
@@ -208,7 +204,7 @@ class TrackerProcess:
         """Send calls to the process, one at a time, until the last."""
         try:
             while (call := self._calls.get()) is not None and not self._stops:
-                while not self._hurries and not self.may_work():
+                while not self._hurries and machine_time.is_measured():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
                 self._status = self._pipe.recv()

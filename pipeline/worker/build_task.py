@@ -130,19 +130,21 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     from freezer.freezing.capture import Attempt
     from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.models import is_large, to_device
+    from freezer.freezing.recipes import RECIPES
     from freezer.freezing.target import target_here
-    from freezer.hardware import own_process
+    from freezer.hardware import PORTABLE, own_process
 
     started = time.monotonic()
     own_process()
-    target = target_here(request.device_class, request.num_threads)
-    subject = to_device(load_subject(request.entry, target), target.device)
-    architecture = architecture_digest(subject, target)
-    write_whole(staging / ARCHITECTURE, architecture.encode())
+    of_class = target_here(request.device_class, request.num_threads)
+    subject = to_device(load_subject(request.entry, of_class), of_class.device)
+    write_whole(staging / ARCHITECTURE, architecture_digest(subject, of_class).encode())
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
     place = workplace(request.store)
     for recipe, key in request.builds.items():
-        folder = staging / recipe
+        folder, target = staging / recipe, of_class
+        if RECIPES[recipe].portable:
+            target = target_here(PORTABLE, request.num_threads)
         with objects_kept_in(place.objects):
             failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started
@@ -151,7 +153,11 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
                 note_digests(folder)
             place.keep(folder, "candidates", key)
         result = BuildResult(
-            key=key, recipe=recipe, failure=failure, wall_s=wall_s, architecture=architecture
+            key=key,
+            recipe=recipe,
+            failure=failure,
+            wall_s=wall_s,
+            architecture=architecture_digest(subject, target),
         )
         yield result, _printed_bytes()
         if attempts is None:

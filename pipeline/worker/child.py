@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from freezer.freezing import in_hand
+from freezer.timing import machine
 from pipeline.failures import classify
 from pipeline.records import Failure
-from pipeline.workspace import die_with, oom_score
+from pipeline.workspace import die_with, machine_time, oom_score
 
 TEMPORARY = {
     "TMPDIR": "",
@@ -101,6 +102,7 @@ def run_child(
         _redirect(output)
         _bound(data_bytes)
         in_hand.memory = memory
+        machine.alone = machine_time.alone
         for name, folder in TEMPORARY.items():
             os.environ[name] = str(scratch / folder)
         tempfile.tempdir = None  # it was cached before the fork

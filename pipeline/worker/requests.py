@@ -22,7 +22,7 @@ class BuildRequest:
     """Builds of one model and class, which share its captures.
 
     Attributes:
-        builds: keys of the candidates, by recipe, in order.
+        builds: keys of the candidates, by recipe, in order. That of `portable` is for that class.
     """
 
     entry: Entry

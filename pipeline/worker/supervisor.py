@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from freezer.files import make_folder, retried
-from freezer.freezing.in_hand import SIZE
+from freezer.freezing.in_hand import SIZE, TIME
 from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
@@ -35,9 +35,11 @@ from pipeline.workspace import (
     become_subreaper,
     descendants,
     kill_descendants,
+    machine_time,
     oom_score,
     reap,
     remove_tree,
+    signal_all,
     tree_bytes,
 )
 
@@ -101,6 +103,7 @@ class SupervisorReport:
         status: wait status of the child; None if it could not be reaped.
         result: bytes that the child sent, see `child.received`.
         in_hand: see End.
+        wall_s: time of the child, without that when it paused.
         error: failure of the supervisor itself.
     """
 
@@ -196,13 +199,16 @@ class _ChildWatch:
         self._worker = worker
         self._result = os.memfd_create("result")
         self._in_hand = mmap.mmap(-1, SIZE)
+        self._share = machine_time.Share()
         self._seen = b""
         self._peak = self._sent = 0
+        self._paused_s = 0.0
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
         """Run the child to its end, then end everything below this process."""
         supervisor = os.getpid()
+        self._share.take(wait=True)
         self._child = os.fork()
         if self._child == 0:
             os.close(self._worker.fileno())
@@ -217,7 +223,8 @@ class _ChildWatch:
             )
         started = self._since = time.monotonic()
         stopped = self._until_the_end()
-        wall_s = time.monotonic() - started
+        wall_s = time.monotonic() - started - self._paused_s
+        self._share.close()
         if stopped == "timeout":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
@@ -230,7 +237,7 @@ class _ChildWatch:
             stopped=stopped,
             status=self._status,
             result=os.pread(self._result, os.fstat(self._result).st_size, 0),
-            in_hand=self._in_hand[:].rstrip(b"\0").decode(errors="replace"),
+            in_hand=self._in_hand[:TIME].rstrip(b"\0").decode(errors="replace"),
             peak_bytes=self._peak,
             wall_s=wall_s,
         )
@@ -243,12 +250,32 @@ class _ChildWatch:
         poller.register(self._worker.fileno(), select.POLLHUP)
         poller.register(os.pidfd_open(self._child), select.POLLIN)
         while self._status is None:
+            began = time.monotonic()
             if self._worker.fileno() in dict(poller.poll(POLL_S * 1000)):
                 return "worker"
             self._take(reap())
+            if self._status is None and self._gives_way():
+                self._paused_s += time.monotonic() - began
             if self._status is None and (stopped := self._passed()) is not None:
                 return stopped
         return None
+
+    def _gives_way(self) -> bool:
+        """Pause the child and all below it while the judge of another one measures; return whether
+        it pauses, or waits to measure.
+        """
+        share, does = self._share, self._in_hand[TIME]
+        if does != machine_time.COMPUTES:
+            share.release()
+            return does == machine_time.WAITS
+        if share.held and not share.is_wanted():
+            return False
+        if not share.held and share.take():
+            signal_all(descendants(os.getpid()), signal.SIGCONT)
+            return False
+        signal_all(descendants(os.getpid()), signal.SIGSTOP)
+        share.release()
+        return True
 
     def _passed(self) -> Stop | None:
         """Return the limit that is passed now."""
@@ -258,11 +285,12 @@ class _ChildWatch:
             return "memory"
         if len(pids) > MAX_PROCESSES:
             return "processes"
+        now = time.monotonic() - self._paused_s
         if (sent := os.fstat(self._result).st_size) > self._sent:
             self._sent = sent
-            self._since = time.monotonic()
-        now, limit_s = time.monotonic(), self._bounds.timeout_s
-        if (seen := self._in_hand[:]) != self._seen or not seen[0]:
+            self._since = now
+        limit_s = self._bounds.timeout_s
+        if (seen := self._in_hand[:TIME]) != self._seen or not seen[0]:
             self._seen, self._taken = seen, now
         if now - self._since > limit_s or now - self._taken > HANG_SHARE * limit_s:
             return "timeout"

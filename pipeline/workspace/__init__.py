@@ -4,6 +4,7 @@ May import: pipeline.failures and below.
 Read first: work_folders.py.
 """
 
+from pipeline.workspace import machine_time
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
     become_subreaper,
@@ -16,6 +17,7 @@ from pipeline.workspace.processes import (
     process_namespace,
     process_started,
     reap,
+    signal_all,
     tree_bytes,
 )
 from pipeline.workspace.staging import (
@@ -48,6 +50,7 @@ __all__ = [
     "kill_descendants",
     "log_path",
     "log_place",
+    "machine_time",
     "move_whole",
     "note_digests",
     "oom_score",
@@ -57,6 +60,7 @@ __all__ = [
     "reap",
     "remove_abandoned",
     "remove_tree",
+    "signal_all",
     "staging_folder",
     "tree_bytes",
     "workplace",

@@ -119,10 +119,15 @@ def kill_descendants() -> dict[int, int]:
 
 
 def kill(pids: Collection[int]) -> None:
-    """Kill processes. Ignore those that have ended or belong to another user."""
+    """Kill processes; see `signal_all`."""
+    signal_all(pids, signal.SIGKILL)
+
+
+def signal_all(pids: Collection[int], number: signal.Signals) -> None:
+    """Send a signal to processes. Ignore those that have ended or belong to another user."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def oom_score(value: int) -> None:

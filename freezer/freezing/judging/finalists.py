@@ -32,7 +32,7 @@ from freezer.freezing.judging.timed_cells import shares, time_cell, with_figures
 from freezer.freezing.judging.verdicts import over_footprint, ranked
 from freezer.runtime.devices import CPU
 from freezer.runtime.torch_settings import plain_precision
-from freezer.timing import Sampling
+from freezer.timing import Sampling, machine
 
 logger = logging.getLogger("coldpress")
 
@@ -91,7 +91,7 @@ def _near(first: float, second: float) -> bool:
 
 
 def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sampling:
-    """Samples of eager and candidates at the deciding point, in half of the time limit.
+    """Samples of eager and candidates at the deciding point, in a quarter of the time limit.
 
     Raises:
         JudgeError: the process fails, or is too disturbed.
@@ -109,10 +109,9 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
         path = Path(folder, "call.pickle")
         with path.open("wb") as file:
             _Pickler(file).dump(call)
-        timeout_s = session.limits.timeout_s / 3
-        answer = ask_fresh_process(
-            __file__, [str(path), str(root)], "time the finalists", timeout_s
-        )
+        request, timeout_s = [str(path), str(root)], session.limits.timeout_s / 3
+        with machine.alone():
+            answer = ask_fresh_process(__file__, request, "time the finalists", timeout_s)
     sampling = Sampling(**answer)
     if not sampling.stable:
         raise JudgeError(sampling.problem)

@@ -52,13 +52,13 @@ def measure_quality(session: Session, judgement: Judgement) -> Judgement:
 def time_other_sizes(session: Session, judgement: Judgement) -> Judgement:
     """Add the latency of the winner at the middle and the largest sizes."""
     winner = judgement.winner
-    if winner is None:
+    if winner is None or session.on_drift_alone:
         return judgement
     cells = time_sizes(session, [winner.candidate], session.further_sizes)
     figures = point_figures(winner.candidate, cells, session.policy, 1)
     timed = replace(winner, points=(*winner.points, *figures))
     slower = slower_than_eager(timed.points)
-    text = f"slower than eager with {slower}" if slower and not session.on_drift_alone else ""
+    text = f"slower than eager with {slower}" if slower else ""
     return judgement.with_cells(cells).with_winner(timed, text=text)
 
 

@@ -32,8 +32,8 @@ from freezer.timing import Rivals, Sampling, meter_of, sample
 
 _Call = Callable[[], object]
 
-_LEAST_SHARE = 0.1
-"""Minimum share of the judge's time limit for each further cell."""
+_LEAST_S = 0.5
+"""Least time of each further cell."""
 
 
 def time_entrants(session: Session, judgement: Judgement) -> Judgement:
@@ -147,36 +147,37 @@ def time_sizes(
 def time_further_threads(
     session: Session, winner: Candidate, thread_counts: Sequence[int]
 ) -> tuple[Cell, ...]:
-    """Time eager and the winner at every point with further thread counts that it has payloads for,
-    in half of the time limit.
+    """Time eager and the winner at every point with further thread counts that it has payloads
+    for.
     """
     places = list(itertools.product(thread_counts, session.subject.points))
-    _, policy = _shared_out(session.policy, len(places))
+    policy = _share_of(session.policy, len(places))
     return tuple(time_cell(session.subject, [winner], count, at, policy) for count, at in places)
 
 
 def shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:
-    """The policies of the deciding cell, and of each at the other points and the further sizes."""
+    """The policies of the deciding cell, and of each at the other points and the further sizes.
+
+    The deciding cell has half of the time limit, and the further ones share a quarter, as those of
+    further threads do. Where speed decides nothing, all have a quarter.
+    """
     num_further = len(session.subject.points) - 1 + len(session.further_sizes)
-    return _shared_out(session.policy, num_further)
+    share = 4 if session.on_drift_alone else 2
+    deciding = replace(session.policy, time_limit_s=session.policy.time_limit_s / share)
+    return deciding, _share_of(session.policy, num_further)
 
 
-def _shared_out(policy: SamplingPolicy, num_further: int) -> tuple[SamplingPolicy, SamplingPolicy]:
-    """The policies of the deciding cell and of each further one: half of the time limit for the
-    deciding cell, the other half shared by the others.
+def _share_of(policy: SamplingPolicy, num_cells: int) -> SamplingPolicy:
+    """The policy of each of some cells that share a quarter of the time limit.
 
     Only the deciding cell needs the calls of an objective.
     """
-    if not num_further:
-        return policy, policy
-    half_s = policy.time_limit_s / 2
-    further = replace(
+    return replace(
         policy,
-        time_limit_s=max(half_s / num_further, policy.time_limit_s * _LEAST_SHARE),
+        time_limit_s=max(policy.time_limit_s / 4 / max(num_cells, 1), _LEAST_S),
         warmup_s=policy.warmup_s / 2,
         min_samples=0,
     )
-    return replace(policy, time_limit_s=half_s), further
 
 
 def time_cell(

@@ -6,7 +6,7 @@
 - Slow sizes: see slow_sizes.py.
 - Torch alone: the second artifact of a class whose winner needs an engine. It serves deployments
   that lack the engine. It has passed the drift gate and was timed in the same rounds as the winner;
-  only its cold start is measured, and it gets payloads for further thread counts as a winner does.
+  only its cold start is measured.
 """
 
 from __future__ import annotations
@@ -145,14 +145,13 @@ def _dropped(candidate: Candidate, count: int, reason: str) -> list[Dropped]:
     ]
 
 
-def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Judgement:
+def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgement:
     """Add the best candidate that needs torch alone to a winner that needs an engine.
 
     Args:
         session: the session of the judgement.
         judgement: the judgement; returned unchanged if the winner needs torch alone, or nothing
             that does passed the drift gate without ties, and meets the limits on size and memory.
-        folder: an existing empty folder for payloads; it must exist until the artifact is written.
     """
     winner = judgement.winner
     if winner is None or not _needs_engine(winner):
@@ -181,10 +180,7 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
         return judgement.with_winner(winner, text=f"no artifact that needs torch alone: {error}")
     engine = ENGINES[winner.candidate.payloads[0].kind]
     text = f"{best.recipe} serves where {engine} is not installed"
-    return replace(
-        judgement.with_winner(winner, text=text),
-        torch_only=with_further_threads(session, second, folder),
-    )
+    return replace(judgement.with_winner(winner, text=text), torch_only=second)
 
 
 def _needs_engine(trial: Trial) -> bool:

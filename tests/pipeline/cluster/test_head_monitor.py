@@ -13,7 +13,7 @@ import pytest
 
 from freezer.errors import InfrastructureError
 from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head
-from tests.support.boards import Clock
+from tests.support.clock import Clock
 
 ROOT = Path(__file__).parents[3]
 

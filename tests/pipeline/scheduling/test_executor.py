@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,15 +21,13 @@ from pipeline.planning import Item, Plan
 from pipeline.records import Event, Failure, Outcome
 from pipeline.scheduling import Executor
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace import workplace
+from pipeline.workspace import machine_time, workplace
 from tests.support.campaigns import entry, plan_of
 from tests.support.executions import materials_of
 from tests.support.one_node import NoRay, OneNode
-from tests.support.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
 ROOMY = replace(HOME, memory_bytes=64 * 10**9)
-AWAY = Node(node_id="away", num_cpus=2, classes=("portable",))
 
 
 Request = BuildRequest | JudgeRequest
@@ -94,18 +93,13 @@ def outcomes(
     ledger: Ledger,
     workers: Workers,
     nodes: Sequence[Node],
-    *,
-    shipping: bool = False,
 ) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
-    materials = materials_of(store)
-    if shipping:
-        materials.ship_from_now_on()
-    executor = Executor(
-        plan, OneNode(workers, store.root, *nodes), store, ledger, materials, workers.shown.append
-    )
+    fleet = OneNode(workers, store.root, *nodes)
+    executor = Executor(plan, fleet, store, ledger, materials_of(store), workers.shown.append)
     for item, outcome in executor.outcomes():
-        assert executor.may_disturb()
+        with machine_time.lock_file("compute") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a judge would
         workers.said.append(f"outcome {item.entry.name}")
         yield item, outcome
 
@@ -118,31 +112,13 @@ def built(plan: Plan, store: Store, names: str, device_class: str | None = None)
                 workplace(str(store.root)).folder("candidates", key.digest).mkdir(parents=True)
 
 
-def test_outcome_is_yielded_before_the_next_local_judge(store: Store, ledger: Ledger) -> None:
-    plan = planned(store, ledger, "abc")
+def test_judges_start_before_builds(store: Store, ledger: Ledger) -> None:
+    plan = planned(store, ledger, "abcd")
     workers = Workers()
-    built(plan, store, "abc")
-    assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
-    assert workers.said == [
-        line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")
-    ]
-
-
-@pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
-def test_other_nodes_build_while_the_drivers_judges(
-    store: Store, ledger: Ledger, shipping: bool
-) -> None:
-    entries = [entry(name, store.root.parent) for name in "abcdefgh"]
-    plan = plan_of(entries, store, ledger)
-    workers = Workers()
-    built(plan, store, "abcdefgh", device_class="portable")
-    nodes = [HOME, replace(AWAY, classes=(HERE,))]
-    assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
-    steps = [(line.split()[0], line.split()[-1]) for line in workers.said]
-    assert steps.count(("judge", "home")) == steps.count(("build", "away")) == 8
-    second_judge = steps.index(("judge", "home"), steps.index(("judge", "home")) + 1)
-    before = steps[:second_judge]
-    assert before.count(("build", "away")) >= 4, "two for each core, before the next judge"
+    built(plan, store, "cd")
+    assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 4
+    assert workers.said[:2] == ["judge c home", "judge d home"]
+    assert workers.said.index("judge a home") < workers.said.index("outcome b")
 
 
 def test_damaged_candidate_fails_until_the_next_start(store: Store, ledger: Ledger) -> None:
@@ -173,17 +149,19 @@ class Disturbed(Workers):
 
 
 def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledger) -> None:
-    plan = planned(store, ledger, "ab")
+    plan = planned(store, ledger, "abc")
     workers = Disturbed(times=2)
-    built(plan, store, "ab")
+    built(plan, store, "abc")
     found = {
         item.entry.name: outcome for item, outcome in outcomes(plan, store, ledger, workers, [HOME])
     }
     assert workers.said == [
         "judge a home",
         "judge b home",
+        "judge c home",
         "outcome b",
         "judge a home",
+        "outcome c",
         "judge a home",
         "outcome a",
     ]

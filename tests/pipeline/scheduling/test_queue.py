@@ -1,4 +1,4 @@
-"""Which task a node gets next: by class, memory, load and turn."""
+"""Which task a node gets next: by class, memory and load."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pipeline.cluster import Node
 from pipeline.planning import Demand
 from pipeline.planning.keys import make_key
 from pipeline.scheduling.queue import (
-    JUDGE_BATCH,
     LOOK_AHEAD,
     Queue,
     Slot,
     Task,
-    begins_turn,
-    ends_turn,
     fits,
 )
 from pipeline.worker import BuildResult
@@ -115,56 +112,21 @@ def test_gpu_builds_are_bounded_by_gpus() -> None:
     with_gpu = node("gpu", GPU, V3, num_cpus=8, num_gpus=1)
     queue = queue_of(*(waiting(name, recipe="portable") for name in (GPU,) * 5 + (V3,) * 3))
     slot = Slot(node=with_gpu)
-    assert taken(queue, slot, (with_gpu,)) == [GPU, GPU, V3, V3, V3]
+    assert taken(queue, slot, (with_gpu,)) == [GPU, V3, V3, V3]
     slot.end(waiting(GPU, recipe="portable"))
     assert taken(queue, slot, (with_gpu,)) == [GPU]
     without = node("none", GPU)
     assert queue_of(waiting(GPU)).take(Slot(node=without), (without,)) is None
 
 
-def test_last_builds_do_not_queue() -> None:
-    full = Slot(node=SMALL, builds=2)
-    assert full.has_room(num_waiting=100, num_cpus=6)
-    assert not full.has_room(num_waiting=6, num_cpus=6), "others idle, and could take it"
-    assert not Slot(node=SMALL, builds=4).has_room(num_waiting=100, num_cpus=6)
-
-
-def turn(slot: Slot, *slots: Slot, ready: int, waiting: int, now: float = 0.0) -> bool:
-    return begins_turn(slot, (slot, *slots), ready, waiting, now=now)
-
-
-def test_nodes_take_turns_to_judge() -> None:
-    first = Slot(node=BIG)
-    second = Slot(node=SMALL)
-    assert not turn(first, second, ready=JUDGE_BATCH - 1, waiting=9)
-    assert turn(first, second, ready=JUDGE_BATCH, waiting=9)
-    first.turn = True
-    assert not turn(second, first, ready=JUDGE_BATCH + 1, waiting=9), "the first takes those"
-    assert turn(second, first, ready=2 * JUDGE_BATCH, waiting=9)
-    assert turn(second, first, ready=1, waiting=0), "it has nothing else to do"
-    assert not turn(second, first, ready=0, waiting=0)
-    assert not first.has_room(num_waiting=100, num_cpus=6), (
-        "nothing is built where a judge is to run"
-    )
-
-
-def ends(slot: Slot, num_judges: int, num_builds: int, *, others: bool) -> bool:
-    return ends_turn(slot, num_judges=num_judges, num_builds=num_builds, others=others)
-
-
-def test_turn_ends_after_a_batch() -> None:
-    slot = Slot(node=BIG)
-    for _ in range(JUDGE_BATCH):
-        slot.begin(waiting(V4))
-        assert not ends(slot, 9, 9, others=True), "a judge runs"
-        slot.end(waiting(V4))
-    assert ends(slot, 9, 9, others=False)
-    assert ends(slot, 9, 0, others=True)
-    assert not ends(slot, 9, 0, others=False)
-    assert ends(slot, 0, 0, others=False)
-    assert not turn(Slot(node=BIG, rests_until=5.0), ready=9, waiting=0, now=4.0), (
-        "the others have had no time to notice"
-    )
+def test_node_gets_a_task_for_each_core() -> None:
+    slot = Slot(node=SMALL)
+    for task in (waiting(V3), waiting(V3, recipe="portable")):
+        assert slot.has_room
+        slot.begin(task)
+    assert not slot.has_room
+    slot.end(task)
+    assert slot.has_room
 
 
 GB = 10**9

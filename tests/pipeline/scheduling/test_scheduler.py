@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import Ask, Done, Node, Turns
-from pipeline.cluster.coordination import READ_S
+from pipeline.cluster import Ask, Node
 from pipeline.planning import Demand
 from pipeline.scheduling.queue import Task
 from pipeline.scheduling.scheduler import Scheduler
-from tests.support.boards import Clock, DictBoard
 from tests.support.one_node import DEMAND, NoRay, OneNode, waiting
 
 V3 = "cpu-x86-64-v3"
@@ -60,12 +58,6 @@ class Here(Scheduler):
             assert self.given_up() == []
         return self.fleet.asked
 
-    def start_judge(self) -> Task:
-        self.tick()
-        [(slot, started)] = self.next_judges(lambda _: True)
-        self.record_start([started], slot)
-        return started
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
@@ -112,7 +104,7 @@ def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.Monkey
     here.fleet.have(node("small", V4, num_cpus=2))
     here.wait_for(build())
     here.tick()
-    [(slot, tasks)] = here.next_builds(lambda _: True)
+    [(slot, tasks)] = here.next_tasks()
     here.record_start(tasks, slot)
     assert here.given_up() == []
     alone = judge()
@@ -129,27 +121,3 @@ def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
         [(given_up, failure)] = here.given_up()
         assert (given_up, failure.kind) == (task, "memory")
     assert here.given_up() == []
-
-
-def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
-    board = DictBoard()
-    ours = Clock()
-    theirs = Clock()
-    here.turns = Turns(board, ours)
-    other = Turns(board, theirs)
-    here.fleet.have(node("a", V4))
-    here.wait_for(judge(), judge())
-    started = here.start_judge()
-    other.claim("a")
-    for clock in (ours, theirs):
-        clock.now += READ_S
-    other.tick()
-    assert other.claimed("a")
-    here.tick()
-    here.record_end(started, Done(handle=1))
-    waiting = here.next_judges(lambda _: not here.turns.claimed("a"))
-    assert list(waiting) == [], "something has to be transferred"
-    assert here.num_waiting == 1
-    theirs.now += READ_S
-    other.tick()
-    assert not other.claimed("a")

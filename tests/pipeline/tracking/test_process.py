@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from freezer.store import Store
 from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart, TrackerProcess
 from pipeline.tracking.process import AHEAD
+from pipeline.workspace.machine_time import alone
 from tests.conftest import Frozen
 from tests.support.campaigns import run_judged
 from tests.support.shown import empty_database, shown, without_ids
@@ -108,21 +110,22 @@ def test_a_race_for_an_alias_is_repeated(
     assert shown(uri)["aliases"]["first"].keys() == {HERE, "portable"}
 
 
-def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> None:
-    judging = True
+def test_nothing_is_written_while_a_judge_measures(uri: str, store: Store) -> None:
     with TrackerProcess(uri, "quiet", str(store.root), mode="copy") as tracker:
-        tracker.may_work = lambda: not judging
+        held = ExitStack()
+        held.enter_context(alone())
         tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         tracker.log([outcome("a")])
         time.sleep(1)
         assert shown(uri)["runs"] == {}
         assert (tracker.num_logged, tracker.num_unlogged) == (0, 1)
-        judging = False
+        held.close()
         wait_until(lambda: tracker.num_logged == 1)
         assert len(run_names(uri)) == 2
-        judging = True
+        held.enter_context(alone())
         tracker.log([outcome("b")])
         tracker.finish([outcome("a"), outcome("b")], CampaignEnd(exit_code=1, finished=2.0))
+        held.close()
     assert len(run_names(uri)) == 3
     assert tracker.failures == ()
 

@@ -16,12 +16,15 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError
+from freezer.timing import machine as timing_machine
 from pipeline.records import Failure
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
+from pipeline.workspace import machine_time
 from tests.support import faults
+from tests.support.raylets import wait_until
 
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""
@@ -343,3 +346,52 @@ def test_detached_processes_are_ended(tmp_path: Path, then: str) -> None:
     end = isolated(tmp_path, faults.detach, str(tmp_path / "pids"), then)
     assert (end.failure is None) == (then == "return")
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def largest_gap_s(run_s: float) -> float:
+    """The longest time in which this process did not run, of an interval."""
+    start = last = time.monotonic()
+    largest = 0.0
+    while last - start < run_s:
+        now = time.monotonic()
+        largest, last = max(largest, now - last), now
+        time.sleep(0.001)
+    return largest
+
+
+def test_children_pause_while_a_judge_measures(tmp_path: Path) -> None:
+    """Neither their time limit nor their duration counts the pause."""
+    with subprocess.Popen([sys.executable, "-c", MEASURE, "3"]):
+        end = isolated(tmp_path, largest_gap_s, 5.0, timeout_s=4)
+    assert end.failure is None
+    assert 2.5 < end.value < 3.5
+    assert end.wall_s < 3.5
+
+
+MEASURE = """
+import sys, time
+from pipeline.workspace.machine_time import alone
+time.sleep(1)
+with alone():
+    time.sleep(float(sys.argv[1]))
+"""
+"""A judge that measures after a second."""
+
+
+def test_killed_judge_leaves_the_machine(tmp_path: Path) -> None:
+    judge = subprocess.Popen([sys.executable, "-c", MEASURE, "600"])
+    wait_until(machine_time.is_measured, "the judge measures")
+    judge.kill()
+    judge.wait()
+    assert isolated(tmp_path, add, 1, 2).value[0] == 3
+
+
+def measure_s() -> float:
+    """How long a child waits for the machine."""
+    start = time.monotonic()
+    with timing_machine.alone():
+        return time.monotonic() - start
+
+
+def test_judge_does_not_wait_for_itself(tmp_path: Path) -> None:
+    assert isolated(tmp_path, measure_s, timeout_s=5).value < 1
