@@ -6,6 +6,7 @@ Read first: plan.py.
 
 from pipeline.planning.estimates import (
     BASE_BYTES,
+    UNUSUAL,
     Demand,
     EarlierSpeeds,
     corrected,
@@ -31,6 +32,7 @@ from pipeline.planning.plan import (
 __all__ = [
     "BASE_BYTES",
     "BETTER_CPU",
+    "UNUSUAL",
     "Demand",
     "EarlierSpeeds",
     "FileDigests",

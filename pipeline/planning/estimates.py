@@ -6,20 +6,24 @@ keep a node from running ten large models at once.
 
 Earlier speeds are derived from the outcomes in the ledger. A recipe that was clearly slower than
 the winner is not built again for another model of the same architecture, unless its name was
-requested.
+requested. Where only the weights of a model changed, only the recipe that won is built: drift
+belongs to weights, and speed to architecture, class, threads and recipe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from freezer.freezing.recipes import needs_torch_alone
 from freezer.freezing.sources import FILE_KINDS
 from freezer.spec import timing_of
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
+from pipeline.planning.keys import DIGESTS, differing
 from pipeline.planning.plan import Item
 from pipeline.records import Outcome
 
@@ -112,6 +116,44 @@ class EarlierSpeed:
     words: str
 
 
+MAX_INHERITED = 9
+"""Retrained versions in a row that inherit the speed of one contest. The tenth is timed again."""
+
+UNUSUAL = 2.0
+"""Multiple of the drift of the contest above which a retrained version is timed again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contest:
+    """The newest judge of a model and class that timed all recipes and published one.
+
+    Attributes:
+        recipes: the one that won, and, if that needs an engine, the fastest that needs torch alone.
+        error_ratio: drift of the winner.
+        parts: parts of the item's keys.
+        version: version that it published.
+        num_inherited: number of versions that inherited its speed.
+    """
+
+    recipes: tuple[str, ...]
+    architecture: str
+    error_ratio: float
+    parts: Mapping[str, Any]
+    version: int | None
+    num_inherited: int = 0
+
+    def holds_for(self, item: Item) -> bool:
+        """Whether an item may inherit the speed: nothing but its source differs, and no recipe was
+        requested by name.
+        """
+        differences = [
+            name for name in differing(item.parts, self.parts) if not DIGESTS.fullmatch(name)
+        ]
+        is_retrained = all(name.startswith("source.") for name in differences)
+        few = self.num_inherited < MAX_INHERITED
+        return few and is_retrained and set(item.builds) == set(item.optional)
+
+
 _Known = dict[tuple[str, str, int], dict[str, EarlierSpeed]]
 """By architecture, device class and thread count, then by recipe."""
 
@@ -125,13 +167,53 @@ class EarlierSpeeds:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._contests: dict[tuple[str, str], Contest] = {}
 
     @cached_property
     def _known(self) -> _Known:
         known: _Known = {}
         for row in self._ledger.rows("outcome"):
-            _take_in(Outcome.from_row(row.data), known)
+            outcome = Outcome.from_row(row.data)
+            _take_in(outcome, known)
+            self._take_in_contest(outcome, row.data.get("parts", {}))
         return known
+
+    def _take_in_contest(self, outcome: Outcome, parts: Mapping[str, Any]) -> None:
+        place = (outcome.model, outcome.device_class)
+        before = self._contests.get(place)
+        if outcome.verdict != "published" or outcome.recipe is None:
+            return
+        if outcome.clock == "inherited":
+            if before is not None:
+                num = before.num_inherited + 1
+                self._contests[place] = replace(before, num_inherited=num)
+            return
+        error_ratio = outcome.figures.drift.error_ratio
+        if outcome.clock not in ("wall", "cpu") or not outcome.architecture or error_ratio is None:
+            return
+        recipes = [outcome.recipe]
+        alone = [
+            (report.figures.speedup, report.recipe)
+            for report in outcome.candidates
+            if report.problem is None
+            and report.figures.speedup
+            and needs_torch_alone(report.recipe)
+        ]
+        if alone and not needs_torch_alone(outcome.recipe):
+            recipes.append(max(alone)[1])
+        self._contests[place] = Contest(
+            recipes=tuple(recipes),
+            architecture=outcome.architecture,
+            error_ratio=error_ratio,
+            parts=parts,
+            version=outcome.version,
+        )
+
+    def contest(self, item: Item) -> Contest | None:
+        """The contest whose winner's speed an item may inherit."""
+        _ = self._known
+        contest = self._contests.get((item.entry.name, item.device_class))
+        return contest if contest is not None and contest.holds_for(item) else None
 
     def any_for(self, item: Item) -> bool:
         """Whether some architecture has figures for the class and thread count of an item."""
@@ -144,6 +226,11 @@ class EarlierSpeeds:
         with_torch_alone = [found for found in known.values() if needs_torch_alone(found.recipe)]
         best = max(with_torch_alone, key=lambda found: found.share, default=None)
         hopeless: dict[str, str] = {}
+        contest = self.contest(item)
+        if contest is not None and contest.architecture == architecture:
+            won = f"only the weights changed since version {contest.version}"
+            words = f"{won}, where {contest.recipes[0]} won"
+            return {name: words for name in item.optional if name not in contest.recipes}
         for recipe in item.optional:
             found = known.get(recipe)
             if found is not None and found.most < REACH and found is not best:

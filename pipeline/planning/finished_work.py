@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from functools import cache, partial
 
@@ -11,12 +10,9 @@ from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
 from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, decide, is_kept
 from pipeline.ledger import Ledger, LedgerRow
-from pipeline.planning.keys import differing
+from pipeline.planning.keys import DIGESTS, differing
 from pipeline.planning.plan import Item
 from pipeline.records import FinishedBuild, Outcome
-
-_DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
-"""Parts of keys that are keys themselves, whose parts are compared."""
 
 _MOST: dict[str | None, int] = {"never": MOST_STARTS, "limit": TIMEOUT_STARTS}
 """Limit of campaign starts that retry a recipe, by what is kept."""
@@ -93,7 +89,7 @@ class FinishedWork:
         failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
-        if outcome.clock in ("none", "inherited") and not item.emulated:
+        if outcome.clock == "none" and not item.emulated:
             return None, "was judged on an emulated CPU; timing it on a real one"
         noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
         if noisy and not item.policy.accept_noise:
@@ -169,6 +165,6 @@ def _why_new(item: Item, nearest: LedgerRow | None) -> str:
     if nearest is None:
         return "never done"
     differences = differing(item.parts, nearest.data.get("parts", {}))
-    names = [name for name in differences if not _DIGESTS.fullmatch(name)]
+    names = [name for name in differences if not DIGESTS.fullmatch(name)]
     words = [name.removeprefix("judge.").removeprefix("builds.") for name in names]
     return f"differs from the nearest finished in {', '.join(words) or 'nothing that is recorded'}"

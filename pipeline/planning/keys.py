@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -242,6 +243,10 @@ def _sizes(entry: Entry) -> dict[str, Any]:
         return {"sizes": "middle, largest"}
     sizes = entry.spec.further_sizes(entry.spec.named_points(entry.points))
     return {"sizes": list(sizes)} if sizes else {}
+
+
+DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
+"""Parts of keys that are keys themselves, whose parts are compared."""
 
 
 def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:

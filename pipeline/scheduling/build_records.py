@@ -60,12 +60,13 @@ class BuildRecords:
                 architecture = architecture or result.architecture
         if architecture or not item.optional:
             return start(state, finished, self.speeds.hopeless(item, architecture))
-        return start(
-            state,
-            finished,
-            {},
-            one_first=self.speeds.any_for(item),
-        )
+        contest = self.speeds.contest(item)
+        first: tuple[str, ...] = ()
+        if contest is not None:
+            first = contest.recipes
+        elif self.speeds.any_for(item):
+            first = (next(iter(item.builds)),)
+        return start(state, finished, {}, first=first)
 
     def _finished(
         self,

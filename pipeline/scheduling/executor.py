@@ -7,6 +7,7 @@ scheduler.py. While a judge measures on the driver's own machine, the driver wai
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from pipeline.catalog import Entry
 from pipeline.cluster import Done, Handle, Node
 from pipeline.failures import CODES, NODE_MEMORY, classify
 from pipeline.ledger import Ledger
-from pipeline.planning import Item, Plan, demand_of, pinned
+from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
 from pipeline.records import Event, Failure, Outcome
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
@@ -202,6 +203,8 @@ class Executor:
     def _judge_request(self, task: Task, entry: Entry) -> JudgeRequest:
         item, state = task.item, task.progress.state
         results = state.results.items()
+        contest = None if state.needs_contest else self._records.speeds.contest(item)
+        inherits = contest is not None and set(state.built) <= set(contest.recipes)
         return JudgeRequest(
             key=item.judge.digest,
             entry=entry,
@@ -209,6 +212,8 @@ class Executor:
             device_class=item.device_class,
             num_threads=item.num_threads,
             further_threads=item.further_threads,
+            inherits=inherits,
+            drift_max=UNUSUAL * max(1.0, contest.error_ratio) if contest else math.inf,
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store.uri,

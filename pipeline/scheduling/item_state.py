@@ -8,7 +8,7 @@ table is pipeline/failures/policy.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.failures import attempts_left, decide, final_sentence
@@ -52,6 +52,7 @@ class ItemState:
         results: final results of builds, by recipe.
         waiting: recipes that are neither queued nor skipped yet.
         attempts: failed attempts, by recipe; None is the judge.
+        needs_contest: whether a judge found that the winner cannot inherit its speed.
         outcome: the outcome, once it is decided.
     """
 
@@ -60,6 +61,7 @@ class ItemState:
     results: Mapping[str, BuildResult] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
     attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
+    needs_contest: bool = False
     outcome: Outcome | None = None
 
     @property
@@ -131,14 +133,14 @@ def start(
     finished: Mapping[str, BuildResult],
     hopeless: Mapping[str, str],
     *,
-    one_first: bool = False,
+    first: Sequence[str] = (),
 ) -> Step:
     """The item enters the executor.
 
     Args:
         finished: builds that earlier campaigns finished, by recipe.
         hopeless: recipes to skip, each with the reason.
-        one_first: whether to wait for the first build, which reports the recipes to skip.
+        first: recipes to build before the others, if any; they report the recipes to skip.
     """
     waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
     state = replace(
@@ -146,7 +148,7 @@ def start(
         results=finished,
         waiting=waiting,
     )
-    return _queue_builds(Step(state=state), hopeless, one_first=one_first)
+    return _queue_builds(Step(state=state), hopeless, first=first)
 
 
 def end_build(
@@ -193,6 +195,8 @@ def end_judge(
     left_out = {recipe: replace(state.results[recipe], failure=why[recipe]) for recipe in why}
     results = {**state.results, **left_out}
     without = replace(state, results=results)
+    if result.contest:
+        return _begin_contest(without, result.contest)
     if failed is not None:
         # Without a candidate, another node judges them all.
         retried = _retry(without if without.built else state, None, failed)
@@ -214,8 +218,22 @@ def end_judge(
     return Step(state=replace(without, outcome=outcome), notes=notes)
 
 
-def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
-    """Skip waiting builds that are hopeless. Queue the others, or the first one."""
+def _begin_contest(state: ItemState, why: str) -> Step:
+    """Build what was skipped, and judge all."""
+    skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
+    results = {name: state.results[name] for name in state.results if name not in skipped}
+    state = replace(
+        state,
+        results=results,
+        waiting=skipped,
+        needs_contest=True,
+    )
+    note = f"{state.item.label()}: {why}; timing every recipe"
+    return _queue_builds(Step(state=state, notes=(note,)), {})
+
+
+def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[str] = ()) -> Step:
+    """Skip waiting builds that are hopeless. Queue the others, or those that come first."""
     state = step.state
     builds = state.item.builds
     waiting = state.waiting
@@ -225,7 +243,7 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = 
         if recipe in hopeless
     }
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
-    queue = others[:1] if one_first else others
+    queue = tuple(recipe for recipe in others if recipe in first) or others
     notes = tuple(
         f"{state.item.label(recipe)}: {result.problem}" for recipe, result in skipped.items()
     )
@@ -233,14 +251,14 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = 
     state = replace(
         state,
         results=results,
-        waiting=others[len(queue) :],
+        waiting=tuple(recipe for recipe in others if recipe not in queue),
     )
     return _check_built(
         replace(
             step,
             state=state,
             queue=queue,
-            notes=notes,
+            notes=(*step.notes, *notes),
         )
     )
 

@@ -196,9 +196,7 @@ class Queue:
                     return task
         return None
 
-    def take_alike(
-        self, task: Task, most: int, slot: Slot, nodes: Collection[Node]
-    ) -> list[Task]:
+    def take_alike(self, task: Task, most: int, slot: Slot, nodes: Collection[Node]) -> list[Task]:
         """Remove and return builds of the same item as a build that was just taken, with the same
         failed attempts, which the node may build.
         """

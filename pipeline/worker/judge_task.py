@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from pipeline.workspace import (
 )
 
 if TYPE_CHECKING:
-    from freezer.freezing.judging import Incumbent
+    from freezer.freezing.judging import Incumbent, Judgement
     from freezer.freezing.target import Target
 
 NICENESS = -10
@@ -60,7 +60,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
     place, entry = workplace(request.store), request.entry
-    name = judged_name(request.key, entry.name, request.failures)
+    name = _name_of(request, request.failures)
     stored = _stored(place, name)
     if stored is not None:
         is_final = stored.verdict != "kept-previous" or not entry.limits.allow_regression
@@ -82,7 +82,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         result = replace(result, left_out=left_out)
         if not is_final:
             return result
-        name = judged_name(request.key, entry.name, [*request.failures, *left_out])
+        name = _name_of(request, [*request.failures, *left_out])
         # Kept until it is published: a driver may die before all classes of a model are judged.
         judged = staging / "judged"
         if not result.has_artifact:
@@ -94,12 +94,18 @@ def judge(request: JudgeRequest) -> JudgeResult:
         return _stored(place, name) or result
 
 
+def _name_of(request: JudgeRequest, failures: Collection[str]) -> str:
+    """The name of the result in the store. One with an inherited speed has another."""
+    parts = [*failures, "inherits"] if request.inherits else failures
+    return judged_name(request.key, request.entry.name, parts)
+
+
 def _result_of(end: End) -> tuple[JudgeResult, bool]:
     """Return the result of a judge, and whether it is kept."""
     failure = end.failure
     if failure is None:
         result: JudgeResult = end.value
-        is_final = result.verdict != "unstable" or result.has_artifact
+        is_final = (result.verdict != "unstable" or result.has_artifact) and not result.contest
     else:
         result = JudgeResult.of_failure(failure)
         is_final = decide(failure.kind, failure.code).kept == "key"
@@ -210,7 +216,11 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
     )
     incumbent = open_previous(request.previous, staging, target) if request.previous else None
     candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
+    if request.inherits:
+        session = replace(session, timed=False)
     judgement = judge(session, candidates, incumbent)
+    if request.inherits and (why := _why_contest(judgement, request)):
+        return JudgeResult(verdict="failed", reason=why, contest=why)
     if judgement.winner is not None and request.further:
         make_folder(staging / "further")
         hold(FURTHER)
@@ -226,6 +236,16 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
     judgement = replace(judgement, reason=judgement.reason + note)
     result = summary(request, judgement, host_fingerprint())
     return replace(result, has_artifact=artifact is not None)
+
+
+def _why_contest(judgement: Judgement, request: JudgeRequest) -> str:
+    """Why the winner of an untimed judgement cannot inherit a speed; empty if it does."""
+    if judgement.winner is None or judgement.inherited is None:
+        return f"the recipe that won before does not serve ({judgement.reason})"
+    error_ratio = judgement.winner.measured.drift.error_ratio
+    if error_ratio is None or error_ratio > request.drift_max:
+        return f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
+    return ""
 
 
 def take_precedence() -> None:
@@ -255,7 +275,7 @@ def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, st
     Raises:
         StoreUnreachableError: the store cannot be read.
     """
-    if request.device_class == PORTABLE:
+    if request.device_class == PORTABLE and not request.inherits:
         return None, ""
     store = Store.open(request.store, create=True)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,8 @@ class JudgeRequest:
     Attributes:
         builds: keys of the candidates, by recipe.
         failures: for every other recipe, why it has no candidate.
+        inherits: whether the winner inherits the speed of the artifact that serves now.
+        drift_max: error ratio above which it does not.
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
     """
@@ -105,6 +108,8 @@ class JudgeRequest:
     store: str
     failures: Mapping[str, str] = field(default_factory=dict)
     further_threads: tuple[int, ...] = ()
+    inherits: bool = False
+    drift_max: float = math.inf
     previous: str | None = None
     further: bool = True
 
@@ -119,6 +124,7 @@ class JudgeResult:
 
     Attributes:
         verdict, reason: of the judgement; `failed` if there is none.
+        contest: why the winner cannot inherit a speed; empty if it does, or need not.
         has_artifact: whether the store contains an artifact folder to publish.
         recipe, failure, figures, clock, task_metric, previous, deciles_ms: as in Outcome.
         candidates: one for each that was judged.
@@ -130,6 +136,7 @@ class JudgeResult:
 
     verdict: str
     reason: str
+    contest: str = field(default="", metadata=OMIT_DEFAULT)
     has_artifact: bool = False
     recipe: str | None = None
     failure: Failure | None = None

@@ -159,11 +159,10 @@ def shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:
     """The policies of the deciding cell, and of each at the other points and the further sizes.
 
     The deciding cell has half of the time limit, and the further ones share a quarter, as those of
-    further threads do. Where speed decides nothing, all have a quarter.
+    further threads do.
     """
     num_further = len(session.subject.points) - 1 + len(session.further_sizes)
-    share = 4 if session.on_drift_alone else 2
-    deciding = replace(session.policy, time_limit_s=session.policy.time_limit_s / share)
+    deciding = replace(session.policy, time_limit_s=session.policy.time_limit_s / 2)
     return deciding, _share_of(session.policy, num_further)
 
 

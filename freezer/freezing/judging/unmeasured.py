@@ -44,7 +44,7 @@ def _earlier_speed(session: Session, manifest: Manifest) -> LatencyRecord | None
     if speed is None or speed.speedup_ci is None or speed.clock == "disturbed":
         return None
     place = (session.num_threads, session.subject.points[0])
-    is_enough = speed.speedup_ci[0] > session.limits.speedup_min
+    is_enough = session.on_drift_alone or speed.speedup_ci[0] > session.limits.speedup_min
     if not is_enough or (speed.num_threads, speed.point) != place:
         return None
     architecture = architecture_digest(session.subject, session.target)

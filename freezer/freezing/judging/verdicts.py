@@ -15,6 +15,7 @@ from freezer.artifact import Tradeoff, num_items
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again
 from freezer.freezing.judging.session import Session
 from freezer.freezing.recipes import RECIPES
+from freezer.hardware import this_host
 from freezer.spec import CLOCKS, MARKS, Limits, timing_of
 from freezer.timing import Sampling, Speedup
 
@@ -74,7 +75,7 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
 
 
 def _untimed(session: Session, passing: Sequence[Trial]) -> tuple[Verdict, str, Trial]:
-    """The verdict on an emulated CPU: the last recipe of `auto` in the order of builds wins, which
+    """The verdict without timing: the last recipe of `auto` in the order of builds wins, which
     freezes most. Of the limits, only size is checked.
     """
     order = list(RECIPES)
@@ -86,7 +87,9 @@ def _untimed(session: Session, passing: Sequence[Trial]) -> tuple[Verdict, str, 
     best = max(passing, key=rank)
     if problem := over_footprint(session.limits, best):
         return "kept-eager", f"{best.recipe}: {problem}", best
-    reason = f"{best.recipe} passes the drift gate; speed not measured, since the CPU is emulated"
+    reason = f"{best.recipe} passes the drift gate; speed not measured"
+    if this_host().emulated:
+        reason += ", since the CPU is emulated"
     return "published", reason, best
 
 
