@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,12 @@ from pipeline.workspace import staging_folder
 from tests.support.campaign_runs import (
     CATALOG,
     ONE_MODEL,
-    SHIPPED,
     drive,
     outcomes,
     run,
-    ship_files,
     write_catalog,
 )
 from tests.support.commands import Done
-from tests.support.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
 
@@ -196,44 +191,3 @@ def test_retrained_model_on_a_busy_machine_serves_new_weights(tmp_path: Path) ->
     done, quiet = reach(1)
     assert (quiet["verdict"], quiet["clock"]) == ("published", "wall")
     assert " built again" not in done.stdout
-
-
-HIDES = (
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-)
-"""Whether a process may be started from which a folder is hidden, as it is from another machine."""
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of one node, which does not see the folder `driver` where name
-    spaces can hide it.
-    """
-    (tmp_path / "driver").mkdir()
-    script = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
-    hide = ("unshare", "--mount", "sh", "-c", script, str(tmp_path / "driver"))
-    with RayCluster(tmp_path / "ray") as cluster:
-        cluster.start(num_cpus=2, classes=[str(LEVEL)], before=hide if HIDES else ())
-        yield cluster.address
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
-def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: str) -> None:
-    folder = tmp_path / "driver"
-    write_catalog(folder, SHIPPED)
-    ship_files(folder)
-    places = ("--address", head, "--store", str(tmp_path / "store"))
-    done = optimize(folder, *places)
-    assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = {name: outcome["verdict"] for name, outcome in outcomes(folder).items()}
-    assert verdicts["good", PORTABLE] == verdicts["file", PORTABLE] == "published"
-    assert (tmp_path / "store" / ".coldpress" / "sources").is_dir() == HIDES
-    other = "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
-    refused = optimize(folder, *places, "--device-class", other)
-    assert refused.returncode == 3
-    assert "CP-NO-NODE" in refused.stderr
-    if HIDES:
-        unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
-        assert unseen.returncode == 3
-        assert "CP-STORE-UNSHARED" in unseen.stderr
