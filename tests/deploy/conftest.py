@@ -23,19 +23,23 @@ say nothing.
 """
 
 
-def frozen_pair(
-    model: torch.nn.Module, folder: Path, *, name: str, num_threads: int
-) -> dict[str, Artifact]:
-    """An image model frozen by Inductor for this machine's level, and portable; timed for long
-    enough on a busy machine.
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with ResNet-18, frozen by Inductor for this machine's level, and portable; timed for
+    long enough on a busy machine.
     """
-    artifacts = {}
+    folder = tmp_path_factory.mktemp("resnet")
+    torch.manual_seed(0)
+    config = ResNetConfig(
+        embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
+    )
+    model, artifacts = ResNetModel(config).eval(), list[Artifact]()
     for device_class, recipe in ((str(LEVEL), "inductor-frozen"), (PORTABLE, "auto")):
         options = freezer.FreezeOptions(
-            name=name,
+            name="resnet18",
             recipes=[recipe],
             device_class=device_class,
-            num_threads=num_threads,
+            num_threads=THREADS,
             limits=freezer.Limits(speedup_min=0.01),
             policy=SamplingPolicy(
                 time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0
@@ -44,22 +48,7 @@ def frozen_pair(
         inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
         found = freezer.freeze(model, inputs, out=folder / device_class, options=options)
         assert found.artifact is not None, found.reason
-        artifacts[device_class] = found.artifact
-    return artifacts
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with ResNet-18."""
-    folder = tmp_path_factory.mktemp("resnet")
-    torch.manual_seed(0)
-    config = ResNetConfig(
-        embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
-    )
-    artifacts = frozen_pair(
-        ResNetModel(config).eval(), folder, name="resnet18", num_threads=THREADS
-    )
-    Store.open(str(folder / "store"), create=True).publish(
-        "resnet18", source_key="test", artifacts=list(artifacts.values())
-    )
+        artifacts.append(found.artifact)
+    store = Store.open(str(folder / "store"), create=True)
+    store.publish("resnet18", source_key="test", artifacts=artifacts)
     return folder / "store"

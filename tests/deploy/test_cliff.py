@@ -8,18 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import MobileNetV2Config, MobileNetV2Model
 
-from freezer.hardware import PORTABLE
-from freezer.store import Store
-from tests.deploy.conftest import LEVEL, THREADS, frozen_pair
+from tests.deploy.conftest import LEVEL, THREADS
 from tests.support.commands import Done, finished
-from tests.support.steps import copy_of, python
+from tests.support.steps import python
 
 pytestmark = [
     pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better"),
@@ -86,27 +81,3 @@ def test_weights_for_another_instruction_set_are_detected(store: Path) -> None:
     measured, expected = map(float, found.groups())
     assert measured / expected < 0.25, "the cliff is about 12 times"
     assert "Its results are correct" in message
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_weights_for_another_thread_count_are_detected(tmp_path: Path) -> None:
-    """The manifest claims one thread, so that nothing is refused; the payload is for two.
-
-    A MobileNet has the largest cliff.
-    """
-    torch.manual_seed(0)
-    artifacts = frozen_pair(
-        MobileNetV2Model(MobileNetV2Config(image_size=224)).eval(),
-        tmp_path,
-        name="mobilenet",
-        num_threads=2,
-    )
-    artifact = artifacts[str(LEVEL)]
-    payloads = tuple(replace(item, num_threads=1) for item in artifact.manifest.payloads)
-    forced = copy_of(artifact, tmp_path / "forced", payloads=payloads)
-    published = Store.open(str(tmp_path / "published"), create=True)
-    published.publish("mobilenet", source_key="key", artifacts=[forced, artifacts[PORTABLE]])
-    places = ("--store", published.root, "--threads", 1)
-    done = coldpress("verify", "mobilenet", "--speed", *places)
-    assert done.returncode == 1, done.stdout
-    assert done.stderr.startswith("CP-SPEED: mobilenet for ")

@@ -21,12 +21,9 @@ import freezer
 from freezer.artifact import (
     FORMAT_VERSION,
     GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
-    MEDIA_SAFETENSORS,
     Artifact,
     Needs,
     Payload,
-    file_ref,
 )
 from freezer.compare.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
 from freezer.compare.tensor_values import values_of
@@ -34,15 +31,14 @@ from freezer.files import digest_file
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import RECIPES
 from freezer.hardware import DEVICE_CLASSES
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensor_files import load_tensors, save_tensors
+from freezer.runtime.tensor_files import load_tensors
 from freezer.runtime.tensors import leaves_of
 from freezer.serving.canary import golden_figures, golden_inputs, golden_outputs
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen, Several
 from tests.support.commands import Done, finished, output
-from tests.support.models import TinyConv, seeded
+from tests.support.models import TinyConv, scripted_module, seeded
 from tests.support.models_state import InPlace
 from tests.support.steps import (
     BATCH,
@@ -52,6 +48,7 @@ from tests.support.steps import (
     flip_a_byte,
     random_inputs,
     rewritten,
+    with_golden,
 )
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
@@ -140,18 +137,6 @@ def refused(program: Path, artifact: Artifact, **environ: str) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout == ""
     return done.stderr
-
-
-def with_outputs(artifact: Artifact, folder: Path, change: Callable[[Tensor], Tensor]) -> Artifact:
-    """A copy with other golden outputs and matching digests."""
-    copied = copy_of(artifact, folder)
-    path = folder / GOLDEN_OUTPUTS
-    outputs = {name: change(tensor) for name, tensor in load_tensors(path).items()}
-    path.unlink()
-    save_tensors(outputs, path)
-    changed = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
-    others = [file for file in copied.manifest.files if file.path != GOLDEN_OUTPUTS]
-    return rewritten(copied, files=(*others, changed))
 
 
 def scaled(relative: float) -> Callable[[Tensor], Tensor]:
@@ -244,11 +229,6 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     )
 
 
-def script(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        return torch.jit.script(model).eval()
-
-
 def test_its_constants_are_the_librarys() -> None:
     text = "".join(path.read_text() for path in SOURCE.glob("*.cpp"))
     found = dict(re.findall(r"constexpr \S+ k(\w+) = ([\d.e-]+);", text))
@@ -307,7 +287,7 @@ def test_every_dtype_is_compared_with_an_eager_reference(
     num_wrong: int,
 ) -> None:
     assert (many.manifest.reference, many.manifest.payloads[0].convention) == ("eager", "flat")
-    changed = with_outputs(many, tmp_path / "changed", change)
+    changed = with_golden(many, tmp_path / "changed", change)
     outputs = set(check_same_as_python(program, changed, num_wrong=num_wrong))
     assert outputs >= {"zeta", "complex_double.1", "infinite", "positive.3", "alpha"}
     assert "positive.2" not in outputs, "it is None"
@@ -320,7 +300,7 @@ def test_outputs_are_held_to_the_drift_gate(
 ) -> None:
     assert sizes.manifest.reference == "float64"
     check_same_as_python(
-        program, with_outputs(sizes, tmp_path / "moved", scaled(relative)), num_wrong=num_wrong
+        program, with_golden(sizes, tmp_path / "moved", scaled(relative)), num_wrong=num_wrong
     )
 
 
@@ -331,7 +311,7 @@ def test_a_native_payload_is_called_with_its_constants(
 ) -> None:
     inputs = {"x": random_inputs(2, 4), **CONSTANTS, "mask": torch.ones(2, 3)}
     given = list(inputs.values()) if positional else inputs
-    artifact = frozen(script(seeded(Scripted)), given, tmp_path / "native")
+    artifact = frozen(scripted_module(seeded(Scripted)), given, tmp_path / "native")
     assert artifact.manifest.payloads[0].convention == "native"
     assert artifact.manifest.inputs.style == ("positional" if positional else "keyword")
     assert set(check_same_as_python(program, artifact)) == {"0.logits", "0.probs", "1.0", "1.1"}
@@ -346,7 +326,7 @@ def test_a_stateful_model_starts_from_its_initial_state(
 ) -> None:
     dims = {"x": {0: BATCH}}
     artifact = frozen(
-        script(seeded(InPlace)),
+        scripted_module(seeded(InPlace)),
         {"x": random_inputs(2, 4)},
         tmp_path / "model",
         recipe,
@@ -389,7 +369,7 @@ def test_other_golden_outputs_are_refused(
     change: Callable[[Tensor], Tensor],
     problem: str,
 ) -> None:
-    done = run(program, with_outputs(inductor.artifact, tmp_path / "changed", change).folder)
+    done = run(program, with_golden(inductor.artifact, tmp_path / "changed", change).folder)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(rf"^ +0 .* output: {problem}$", done.stdout, re.MULTILINE), done.stdout
 

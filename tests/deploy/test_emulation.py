@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from freezer.artifact import Artifact
 from freezer.hardware import detect, device_class
 from freezer.store import Store
 from tests.conftest import Frozen, frozen
-from tests.support.commands import OPEN_RAW, Done, finished
+from tests.support.commands import Done, finished
 from tests.support.models import TinyConv, seeded
 from tests.support.raylets import ROOT
 from tests.support.steps import HERE, python, random_inputs
@@ -111,21 +110,3 @@ def test_the_loader_chooses_the_emulated_cpus_best_class(
         torch.testing.assert_close(torch.tensor(answer), expected)
     assert V4 in found["refused"]
     assert V3 in found["refused"], "the class of the machine"
-
-
-def test_a_v4_payload_crashes_and_a_v3_payload_answers(
-    artifacts: dict[str, Artifact],
-) -> None:
-    """The payloads for batch 1, without the loader."""
-    v3, v4 = (
-        artifacts[name].folder / artifacts[name].manifest.payloads[0].path for name in (V3, V4)
-    )
-    size = (1, 3, 16, 16)
-    fine, dead = (on_haswell(OPEN_RAW, payload, THREADS, *size) for payload in (v3, v4))
-    assert fine.returncode == 0, fine.stderr
-    assert fine.stdout.splitlines()[-1] == "answered (1, 10)"
-    assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), dead.stderr
-    assert "answered" not in dead.stdout
-    assert python(OPEN_RAW, v4, THREADS, *size).splitlines()[-1] == "answered (1, 10)", (
-        "the payload itself is fine"
-    )

@@ -15,10 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.deploy.conftest import LEVEL, THREADS
+from tests.deploy.conftest import LEVEL
 from tests.support.commands import Done, finished, output
 from tests.support.raylets import ROOT
 from tests.support.steps import random_inputs, write_plain_artifact
@@ -112,40 +111,3 @@ def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) ->
     levels = {item["check"]: item["level"] for item in json.loads(checked.stdout)["findings"]}
     assert levels["Ray"] == levels["MLflow"] == levels["store"] == "ok"
     assert levels["compiler"] == "warning"
-
-
-OPEN = """
-import resource, sys, torch
-torch.set_num_threads(int(sys.argv[3]))
-def spent():  # CPU time of this process and its children, since the machine may be busy
-    own, children = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    return sum(sum(resource.getrusage(who)[:2]) for who in (own, children))
-started = spent()
-import freezer
-freezer.load
-imported = spent()
-model = freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4], canary=False)
-print(imported - started, spent() - imported)
-assert model(torch.randn(1, 3, 224, 224)).pooler_output.shape == (1, 512, 1, 1)
-assert model.manifest.device_class == sys.argv[4]
-if sys.argv[4] != "portable":
-    # The weights of 45 MB are mapped from the store.
-    assert "/blobs/sha256/" in open("/proc/self/maps").read()
-freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with its canary
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "limit_s"), [(str(LEVEL), 0.5), (PORTABLE, 4.0)])
-def test_a_payload_opens_quickly_without_a_cache(
-    deployed: Path, store: Path, tmp_path: Path, name: str, limit_s: float
-) -> None:
-    (tmp_path / "open.py").write_text(OPEN)
-    figures = []
-    for _ in range(3):
-        done = run(deployed, tmp_path, "python", "open.py", "resnet18", store, THREADS, name)
-        assert done.returncode == 0, done.stderr
-        figures.append([float(word) for word in done.stdout.split()])
-    imported, opened = (min(column) for column in zip(*figures, strict=True))
-    assert imported < 0.2, figures
-    assert opened < limit_s, figures

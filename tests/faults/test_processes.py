@@ -183,24 +183,6 @@ def check_second_driver_is_refused(site: Site) -> None:
     assert "CP-CAMPAIGN-RUNNING" in second.output
 
 
-def test_a_second_driver_of_the_campaign_is_refused(shared_site: Site) -> None:
-    driver = shared_site.campaign_at(f"build a {V4}")
-    check_second_driver_is_refused(shared_site)
-    shared_site.check_recovery(driver)
-
-
-def test_two_campaigns_share_the_cluster_and_the_store(shared_site: Site) -> None:
-    shared_site.names = "ab"
-    first = shared_site.campaign_at(f"build a {V4}")
-    second = shared_site.drive(campaign="other")
-    assert second.end() == 0, second.output
-    assert first.end() == 0, first.output
-    shared_site.recovery_s = time.monotonic() - shared_site.struck_at
-    shared_site.check_outcomes()
-    shared_site.check_store()
-    shared_site.check_nothing_left()
-
-
 def test_the_driver_hangs_and_continues(shared_site: Site) -> None:
     """No other driver on its machine takes over the campaign while its process exists."""
     driver = shared_site.campaign_at(f"built a {V4}")

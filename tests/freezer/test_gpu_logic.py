@@ -1,36 +1,28 @@
-"""GPU logic that needs no GPU: build settings, input contract, selection."""
+"""GPU logic that needs no GPU: build settings, input contract."""
 
 from __future__ import annotations
 
-from copy import copy
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.utils import cpp_extension
 
 import freezer
-from freezer.artifact import Manifest, Needs, Payload
+from freezer.artifact import Payload
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.lowering.inductor.compilation import configuration, known
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target
-from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
+from freezer.hardware import DEVICE_CLASSES
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision
-from freezer.serving.images import Image
-from freezer.serving.process import LoadOptions
-from freezer.serving.selection import Selection, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.support.gpu_models import settings_on_gpu
-from tests.support.hosts import A100, H100, INTEL, serving_on, x86
-from tests.support.steps import manifest_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
@@ -142,11 +134,6 @@ def test_inputs_on_other_devices_are_refused() -> None:
     assert model_on(GPU).device == GPU
 
 
-def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
-    needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
-    return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
-
-
 def test_cpu_artifacts_are_refused_for_a_gpu(published: Store) -> None:
     with pytest.raises(
         IncompatibleError,
@@ -159,47 +146,3 @@ def test_cpu_artifacts_are_refused_for_a_gpu(published: Store) -> None:
     )
     with pytest.raises(UsageError, match="got device 'gpu', expected cpu, cuda or cuda:N"):
         freezer.load("mlp", store=str(published.root), device="gpu")
-
-
-HOPPER = x86("haswell", INTEL, gpus=(H100,))
-
-
-def selected(cuda: CudaHere, host: Host = HOPPER, **options: Any) -> Selection:
-    """What select finds for a described machine, of artifacts for two GPUs and `portable`."""
-    manifests = [
-        manifest(),
-        manifest_of(FIXED, device_class="cuda-sm80", needs=manifest().needs),
-        manifest_of(FIXED),
-    ]
-
-    def unread(*_: object) -> Any:
-        raise AssertionError("nothing but manifests is read")
-
-    images = [
-        Image(
-            device_class=item.device_class,
-            manifest=partial(copy, item),
-            manifest_bytes=unread,
-            signatures=unread,
-            fetch=unread,
-        )
-        for item in manifests
-    ]
-    return select_image(images, serving_on(host, cuda=cuda, options=LoadOptions(**options)))
-
-
-def test_select_records_every_refusal_and_takes_the_next() -> None:
-    old_driver = CudaHere(devices=(("cuda:0", 90),), runtime="12.8", driver="450.1")
-    found = selected(old_driver)
-    assert found.chosen is not None
-    assert found.chosen.device_class == "portable"
-    assert [(one.rung, one.reason) for one in found.ladder] == [
-        ("cuda-sm80", "capability_mismatch"),
-        ("cuda-sm90", "driver_too_old"),
-    ]
-    strict = selected(old_driver, strict=True)
-    assert strict.chosen is None
-    assert "driver_too_old: got driver 450" in str(strict.error("mlp"))
-    ampere = x86("haswell", INTEL, gpus=(A100,))
-    alone = selected(CudaHere(why_not="no GPU"), ampere, strict=True, device_class="cuda-sm80")
-    assert "cuda-sm80: no_cuda: got no GPU" in str(alone.error("mlp"))

@@ -14,20 +14,19 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import Artifact
 from freezer.errors import ContractError, IncompatibleError
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
 from freezer.hardware import cuda as nvml
 from freezer.runtime.devices import visible
-from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec import Dim, Limits
 from freezer.store import Store
 from tests.support.gpu_models import SHAPES, made, settings_on_gpu
 from tests.support.models import Counter
-from tests.support.steps import ANY_SPEED, QUICK, copy_of, rewritten
+from tests.support.steps import ANY_SPEED, QUICK, with_golden
 
 OPTIONS = FreezeOptions(limits=ANY_SPEED, policy=QUICK, num_threads=1)
 RECIPES_ON_GPU = [name for name, recipe in RECIPES.items() if not recipe.portable]
@@ -132,13 +131,7 @@ def test_state_is_kept_as_in_eager(gpu: torch.device, tmp_path: Path) -> None:
 
 
 def test_the_canary_runs_on_the_device(mlp: Case, tmp_path: Path) -> None:
-    damaged = copy_of(mlp.artifact, tmp_path / "damaged")
-    outputs = damaged.folder / GOLDEN_OUTPUTS
-    shifted = {name: tensor + 1 for name, tensor in load_tensors(outputs).items()}
-    outputs.unlink()
-    save_tensors(shifted, outputs)
-    files = [item for item in damaged.manifest.files if item.path != GOLDEN_OUTPUTS]
-    rewritten(damaged, files=(*files, file_ref(damaged.folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)))
+    damaged = with_golden(mlp.artifact, tmp_path / "damaged", lambda y: y + 1)
     with pytest.raises(IncompatibleError, match="canary"):
         freezer.load(damaged.folder)
 

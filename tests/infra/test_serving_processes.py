@@ -134,40 +134,6 @@ def loaded(url: str, *, clients: int, seconds: float) -> Load:
 
 
 @pytest.mark.slow
-def test_kill_9_loses_only_requests_in_flight(published: Store) -> None:
-    """Eight clients load a process that is killed, and started again as systemd would; until it is
-    ready, it refuses them.
-    """
-    port, ended = free_port(), threading.Event()
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        processes.append(start_service("mlp", published.uri, port, "--device-class", HERE))
-
-    def supervise() -> None:
-        while not ended.is_set():
-            processes[-1].wait()
-            if not ended.is_set():
-                start()
-
-    start()
-    supervisor = threading.Thread(target=supervise)
-    supervisor.start()
-    threading.Timer(3, processes[0].kill).start()
-    try:
-        load = loaded(f"http://{LOOPBACK}:{port}/predict", clients=8, seconds=20)
-        assert is_ready(port)
-    finally:
-        ended.set()
-        processes[-1].terminate()
-        supervisor.join(30)
-    assert len(processes) == 2
-    assert set(load.statuses) <= {0, 200, 503}
-    assert load.statuses.get(0, 0) <= 8, "at most one request of each client was in flight"
-    assert load.statuses[200] > 100
-
-
-@pytest.mark.slow
 def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
     """Clients that keep their connections get answers on them until the end, and cannot connect
     again.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -27,16 +26,6 @@ from tests.support.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
 PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]
-
-WORKS = """
-defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
-models:
-  - name: works
-    source: "python:campaign_models:slow_to_build"
-    args: {width: 16, seconds: 0.0}
-    inputs: [{shape: [1, 16]}]
-"""
-
 
 # Checks before the submission
 
@@ -274,51 +263,3 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
     ended = status(*places).stdout
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_ray_job_submit_runs_a_campaign_too(head: Head, tmp_path: Path) -> None:
-    write_catalog(tmp_path / "project", WORKS)
-    for package in working_dir.PACKAGES:
-        shutil.copytree(
-            ROOT / package,
-            tmp_path / "project" / package,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-    places = [
-        "--store",
-        str(tmp_path / "store"),
-        "--tracking-uri",
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "--campaign",
-        "plain",
-    ]
-    ray = [
-        str(Path(sys.executable).with_name("ray")),
-        "job",
-        "submit",
-        "--address",
-        head.address,
-        "--working-dir",
-        ".",
-    ]
-    command = [*ray, "--", sys.executable, "-m", "jobs.optimize", "catalog.yaml", *places]
-    environ = {name: value for name, value in head.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command,
-        cwd=tmp_path / "project",
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "outcome works portable published" in done.stdout
-    found = json.loads(status("plain", "--store", str(tmp_path / "store"), "--json").stdout)
-    assert (found["state"], found["verdicts"]) == ("finished", {"published": 1})
-    again = head.submit(tmp_path, "project/catalog.yaml", "--campaign", "plain")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert f"submitted {job_prefix('plain', str(tmp_path / 'store'))}1" in again.stdout
-    assert "outcome works portable unchanged: published" in again.stdout

@@ -129,15 +129,3 @@ def test_kill_loses_and_repeats_nothing(
         assert f' "{pattern}": [],' in expected
     for die_at in random.Random(num).sample(range(1, num + 1), num_kills):
         killed_and_started_again(run, tmp_path / str(die_at), [die_at], expected)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_several_kills_of_one_campaign(
-    run: Trial, undisturbed: tuple[int, list[str]], tmp_path: Path
-) -> None:
-    num, expected = undisturbed
-    draw = random.Random(0)
-    for index in range(20):
-        instants = [draw.randrange(num // 2, num), draw.randrange(10, 30), draw.randrange(5, 20)]
-        killed_and_started_again(run, tmp_path / str(index), instants, expected)

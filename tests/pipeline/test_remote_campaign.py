@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from tests.support.campaign_runs import (
     slow_catalog,
     wait_for,
 )
-from tests.support.commands import output
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -64,32 +61,3 @@ def test_killed_campaign_continues_from_the_bucket(
     left = objects(s3_address, bucket.removeprefix("s3://"))
     work = sorted({name.split("/")[1] for name in left if name.startswith(".coldpress/")})
     assert work == ["candidates", "ledger", "logs"], "no judged result, lock or lease is left"
-
-
-@pytest.mark.parametrize("provider", ["bucket", "gs"])
-def test_status_replay_and_another_campaign_read_the_bucket(
-    provider: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    bucket = request.getfixturevalue(provider)
-    slow_catalog(tmp_path, 1)
-    environ = environment(tmp_path)
-    output(*command_of(tmp_path, bucket), env=environ, cwd=tmp_path)
-    places = ["--store", bucket, "--tracking-uri", f"sqlite:///{tmp_path}/other.db"]
-    environ["XDG_CACHE_HOME"] = str(tmp_path / "another machine")
-
-    def python(*arguments: str) -> str:
-        return output(sys.executable, "-W", "ignore", *arguments, env=environ, cwd=tmp_path)
-
-    reference = ("--mlflow-artifacts", "reference")
-    replayed = python("-m", "jobs.replay", "test", *places, *reference)
-    assert "campaign test: 1 outcomes logged" in replayed
-    script = (
-        "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]);"
-        " print(mlflow.pyfunc.load_model('models:/m0@portable').metadata)"
-    )
-    python("-c", script, places[-1])
-    status = python("-m", "jobs.status", "test", "--store", bucket, "--json")
-    assert json.loads(status)["state"] == "finished"
-    unchanged = output(*command_of(tmp_path, bucket, "another"), env=environ, cwd=tmp_path)
-    assert not built_in(unchanged)
-    assert all(found["cached"] for found in outcomes(tmp_path).values())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +21,17 @@ from pipeline.workspace import staging_folder
 from tests.support.campaign_runs import (
     CATALOG,
     ONE_MODEL,
-    SHIPPED,
-    built_in,
     drive,
-    environment,
     outcomes,
     run,
-    ship_files,
-    slow_catalog,
-    wait_for,
     write_catalog,
 )
 from tests.support.commands import Done
-from tests.support.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
 
 LEVEL = best_level(detect().classes)
 
-
-BUSY = """
-defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
-models:
-  - name: busy
-    source: python:campaign_models:busy
-    args: {{work: {work}}}
-    inputs: {{x: {{shape: [2, 16]}}}}
-"""
 
 RETRAINED = """
 defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
@@ -138,35 +118,6 @@ def test_ray_starts_only_for_work(tmp_path: Path) -> None:
     assert store.file(store.version("good"), payload).is_file()
 
 
-@pytest.mark.slow
-def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
-    slow_catalog(tmp_path, 3)
-    command = [sys.executable, "-um", "jobs.optimize", "catalog.yaml", "--campaign", "test"]
-    with subprocess.Popen(
-        [*command, "--device-class", PORTABLE, "--verbose"],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        first = wait_for(process, " built m1")
-        process.send_signal(signal.SIGTERM)
-        answered = time.monotonic()
-        first += wait_for(process, "stopping; ")
-        assert time.monotonic() - answered < 3
-        rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 130
-    done = built_in(first + (rest or ""))
-    assert f" and {len(done)} builds are kept" in rest
-    again = run([*drive(tmp_path), PORTABLE], tmp_path)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert built_in(again.stdout).isdisjoint(done)
-    assert {outcome["verdict"] for outcome in outcomes(tmp_path).values()} == {"published"}
-    store = Store.open(str(tmp_path / "store"))
-    assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
-
-
 def optimize(folder: Path, *arguments: str) -> Done:
     store = [] if "--store" in arguments else ["--store", str(folder / "store")]
     paths = [*store, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
@@ -186,17 +137,6 @@ def test_bad_entries_and_options_are_refused_before_any_work(tmp_path: Path) -> 
     assert not (tmp_path / "store").exists()
     unreachable = optimize(tmp_path, "--keep-going", "--address", "127.0.0.1:9")
     assert unreachable.returncode == 3
-
-
-@pytest.mark.slow
-def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
-    write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
-    going = optimize(tmp_path, "--keep-going", "--device-class", PORTABLE)
-    assert going.returncode == 1, going.stderr
-    found = outcomes(tmp_path)
-    assert found["good", PORTABLE]["verdict"] == "published"
-    assert found["Bad", "auto"]["verdict"] == "failed"
-    assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY: catalog.yaml:")
 
 
 def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
@@ -226,28 +166,7 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
-@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 @pytest.mark.slow
-def test_slower_version_does_not_replace(tmp_path: Path) -> None:
-    def reach(work: int, *options: str) -> dict[str, Any]:
-        write_catalog(tmp_path, BUSY.format(work=work))
-        done = run([*drive(tmp_path), *options], tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return outcomes(tmp_path)["busy", str(LEVEL)]
-
-    assert reach(0)["verdict"] == "published"
-    before = Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)]
-    slower = reach(100)
-    assert (slower["verdict"], slower["version"]) == ("kept-previous", None), slower
-    assert slower["previous"]["version"] == 1
-    latest = Store.open(str(tmp_path / "store")).version("busy")
-    assert (latest.number, latest.images[str(LEVEL)]) == (2, before)
-    again = reach(100)
-    assert (again["verdict"], again["cached"]) == ("kept-previous", True)
-    assert reach(100, "--allow-regression")["verdict"] == "published"
-    assert Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)] != before
-
-
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 def test_retrained_model_on_a_busy_machine_serves_new_weights(tmp_path: Path) -> None:
     """Of all classes, with the earlier speed; the next campaign repeats only the timing."""
@@ -272,44 +191,3 @@ def test_retrained_model_on_a_busy_machine_serves_new_weights(tmp_path: Path) ->
     done, quiet = reach(1)
     assert (quiet["verdict"], quiet["clock"]) == ("published", "wall")
     assert " built again" not in done.stdout
-
-
-HIDES = (
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-)
-"""Whether a process may be started from which a folder is hidden, as it is from another machine."""
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of one node, which does not see the folder `driver` where name
-    spaces can hide it.
-    """
-    (tmp_path / "driver").mkdir()
-    script = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
-    hide = ("unshare", "--mount", "sh", "-c", script, str(tmp_path / "driver"))
-    with RayCluster(tmp_path / "ray") as cluster:
-        cluster.start(num_cpus=2, classes=[str(LEVEL)], before=hide if HIDES else ())
-        yield cluster.address
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
-def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: str) -> None:
-    folder = tmp_path / "driver"
-    write_catalog(folder, SHIPPED)
-    ship_files(folder)
-    places = ("--address", head, "--store", str(tmp_path / "store"))
-    done = optimize(folder, *places)
-    assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = {name: outcome["verdict"] for name, outcome in outcomes(folder).items()}
-    assert verdicts["good", PORTABLE] == verdicts["file", PORTABLE] == "published"
-    assert (tmp_path / "store" / ".coldpress" / "sources").is_dir() == HIDES
-    other = "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
-    refused = optimize(folder, *places, "--device-class", other)
-    assert refused.returncode == 3
-    assert "CP-NO-NODE" in refused.stderr
-    if HIDES:
-        unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
-        assert unseen.returncode == 3
-        assert "CP-STORE-UNSHARED" in unseen.stderr

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+
 
 class Mlp(nn.Module):
     """[batch, 4] to [batch, 3]."""
@@ -126,6 +128,12 @@ def seeded(model: type[nn.Module], *args: Any) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return model(*args).eval()
+
+
+def scripted_module(model: nn.Module) -> nn.Module:
+    """The model in eval mode, as torch.jit.script makes it."""
+    with torchscript_deprecations_silenced():
+        return torch.jit.script(model.eval())
 
 
 def mlp(hidden: int = 8) -> nn.Module:

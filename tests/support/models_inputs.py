@@ -35,33 +35,30 @@ class Choosing(nn.Module):
         return torch.where(keep, x, torch.zeros_like(x)) + ids + pixels.float() / 255
 
 
-class ReturnsWeights(nn.Module):
-    """Returns its own parameter and buffer."""
+class Returning(nn.Module):
+    """Returns views, one tensor twice, its input, its own parameter and buffer, and a tensor that
+    it has written into.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(4))
+        self.linear = nn.Linear(4, 4)
         self.scale: Tensor = nn.Buffer(torch.ones(4))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return x * self.weight, self.weight, self.scale
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x)
+        views = (y.t(), y[:, ::2], y.expand(3, 2, 4))
+        twice = y * 2
+        written = y.clone()
+        written[:, 1:].mul_(3)
+        row = written[0]
+        row.add_(1)
+        own = (self.linear.weight, self.scale)
+        return (*views, twice, twice, x, x[:, 1:], x.t(), *own, written, row)
 
 
 def structures(y: Tensor) -> dict[str, Any]:
     return {"b": [y, (y.sum(),)], "a": (y.argmax(1), y > 0), "kind": "scores", "n": 3, "none": None}
-
-
-def views(y: Tensor) -> tuple[Tensor, ...]:
-    twice = y * 2
-    return y.t(), y[:, ::2], y.expand(3, 2, 4), twice, twice
-
-
-def in_place(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x.clone()
-    y[:, 1:].mul_(3)
-    row = y[0]
-    row.add_(1)
-    return y, row
 
 
 class Autocast(nn.Module):
@@ -144,12 +141,9 @@ INPUTS: Mapping[str, Case] = {
     "results that nest dicts, lists, tuples, strings, numbers and None": Case(
         make=linear_then(structures)
     ),
-    "views as outputs, one tensor returned twice": Case(make=linear_then(views)),
-    "an input, or a view of it, returned": Case(
-        make=lambda: Calling(lambda x: (x, x[:, 1:], x.t(), x * 2))
+    "views, inputs, parameters and buffers as results, in-place operations on intermediates": Case(
+        make=Returning
     ),
-    "a parameter or buffer returned": Case(make=ReturnsWeights),
-    "in-place operations on intermediates and their views": Case(make=linear_then(in_place)),
     "a sparse result": Case(
         make=linear_then(lambda y: y.relu().to_sparse()),
         says=r"expected a dense tensor on cpu.*return \.to_dense\(\)",

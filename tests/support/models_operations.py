@@ -107,6 +107,11 @@ class Force(nn.Module):
         return force
 
 
+def attended_and_resized(x: Tensor) -> tuple[Tensor, Tensor]:
+    attended = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    return attended, F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
 def conditional(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
 
@@ -141,18 +146,13 @@ OPERATIONS: Mapping[str, Case] = {
         },
         exported=DIFFERS,
     ),
-    "`scaled_dot_product_attention`": Case(
-        make=lambda: Calling(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)),
+    "`scaled_dot_product_attention`, `interpolate`": Case(
+        make=lambda: Calling(attended_and_resized),
         inputs={"x": random_inputs(2, 2, 5, 8)},
         dims={"x": {0: BATCH, 2: SIZE}},
     ),
     "`grid_sample`, `affine_grid`": Case(
         make=Sampled, inputs={"x": IMAGE}, dims={"x": {2: SIZE}}, exported=FIXED
-    ),
-    "`interpolate`": Case(
-        make=lambda: Calling(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")),
-        inputs={"x": IMAGE},
-        dims={"x": {2: SIZE}},
     ),
     "a custom operator with a fake kernel": Case(
         make=linear_then(doubled),

@@ -10,14 +10,10 @@ from torch import Tensor, nn
 
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.cases import DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
+from tests.support.models import scripted_module
 from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
-
-
-def scripted(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        return torch.jit.script(model.eval())
 
 
 def traced_methods(model: nn.Module, **inputs: Any) -> nn.Module:
@@ -340,7 +336,7 @@ TORCHSCRIPT: Mapping[str, Case] = {
         " `nn.ModuleDict`"
     ): Case(make=ScriptAttributes, exported=VALUES),
     "a scripted module that branches on values": Case(
-        make=lambda: scripted(ScriptAttributes()),
+        make=lambda: scripted_module(ScriptAttributes()),
         exported="PyTorch's converter: data-dependent control flow",
     ),
     "lists and dicts that `forward` changes": Case(make=ChangedContainers, exported=DIFFERS_LATER),

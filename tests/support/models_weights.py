@@ -39,29 +39,26 @@ class StaysInTraining(nn.Module):
         return self.norm(self.conv(x))
 
 
-class Tied(nn.Module):
-    """An embedding whose table is also the weight of the last layer."""
+class UnusualWeights(nn.Module):
+    """Weights that are tied, made in inference mode, without gradients, and with strides of 0;
+    buffers that are saved or not, and a tensor that is neither parameter nor buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.table(ids))
-
-
-class Buffers(nn.Module):
-    """A saved buffer, an unsaved one, and a tensor that is neither parameter nor buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
+        with torch.inference_mode():
+            self.linear = nn.Linear(4, 4)
+        self.fixed = nn.Linear(4, 4).requires_grad_(False)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.fixed.weight
+        self.expanded = nn.Parameter(torch.randn(1, 4).expand(4, 4))
         self.scale: Tensor = nn.Buffer(torch.full((4,), 3.0))
         self.shift: Tensor = nn.Buffer(torch.full((4,), 5.0), persistent=False)
         self.plain = torch.full((4,), 2.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale * self.plain + self.shift
+        y = F.linear(self.tied(self.fixed(self.linear(x))), self.expanded)
+        return y * self.scale * self.plain + self.shift
 
 
 class Sliced(nn.Module):
@@ -92,20 +89,6 @@ class Shown(nn.Module):
         return x + self.head
 
 
-class UnusualWeights(nn.Module):
-    """Weights made in inference mode, without gradients, and with strides of 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.inference_mode():
-            self.linear = nn.Linear(4, 4)
-        self.fixed = nn.Linear(4, 4).requires_grad_(False)
-        self.expanded = nn.Parameter(torch.randn(1, 4).expand(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.fixed(self.linear(x)), self.expanded)
-
-
 class Locked(nn.Module):
     """Holds a lock, which cannot be copied."""
 
@@ -134,14 +117,6 @@ def on_meta() -> nn.Module:
         return Layers(nn.Linear(4, 4)).eval()
 
 
-def normed_by_hooks() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return Layers(
-            nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4))
-        ).eval()
-
-
 class Symmetric(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.triu() + x.triu(1).transpose(-1, -2)
@@ -150,7 +125,11 @@ class Symmetric(nn.Module):
 def parametrized() -> nn.Module:
     own = nn.Linear(4, 4)
     parametrize.register_parametrization(own, "weight", Symmetric())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        by_hooks = nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4))
     return Layers(
+        *by_hooks,
         parametrizations.weight_norm(nn.Linear(4, 4)),
         parametrizations.spectral_norm(nn.Linear(4, 4)),
         own,
@@ -175,18 +154,17 @@ class MaxNorm(nn.Module):
 
 
 WEIGHTS: Mapping[str, Case] = {
-    "dropout and batch norm layers": Case(
-        make=lambda: Layers(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).eval(),
+    "dropout and batch norm layers, also without running statistics": Case(
+        make=lambda: Layers(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Dropout(0.5),
+            nn.BatchNorm2d(4, track_running_stats=False),
+        ).eval(),
         inputs={"x": IMAGE},
     ),
     "`F.dropout` without `training=`, `torch.rand`": Case(
         make=lambda: Calling(lambda x: F.dropout(x, 0.5))
-    ),
-    "batch norm without running statistics": Case(
-        make=lambda: Layers(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)
-        ).eval(),
-        inputs={"x": IMAGE},
     ),
     "a submodule that stays in training mode": Case(
         make=StaysInTraining,
@@ -194,12 +172,11 @@ WEIGHTS: Mapping[str, Case] = {
         says="output 'output', input set 0 .*: error_ratio",
         exported=(r"a call changes norm\.num_batches_tracked, .*; torchscript-frozen keeps state"),
     ),
-    "tied weights": Case(make=Tied, inputs={"ids": torch.arange(10).reshape(2, 5)}),
-    "buffers (persistent or not), tensors as plain attributes": Case(make=Buffers),
     "weights that are views of a larger storage": Case(make=Sliced),
-    "weights made in inference mode, without gradients, or expanded (stride 0)": Case(
-        make=UnusualWeights
-    ),
+    (
+        "tied weights, buffers, tensors as plain attributes; weights made in inference mode,"
+        " without gradients, or expanded (stride 0)"
+    ): Case(make=UnusualWeights),
     "sparse weights (COO, CSR)": Case(
         make=SparseWeights, says="sparse tensors, which only torchscript-frozen takes"
     ),
@@ -214,8 +191,7 @@ WEIGHTS: Mapping[str, Case] = {
         inputs={"x": X},
         says="of lazy layers, .* call the model once before freezing",
     ),
-    "`nn.utils.weight_norm`, `nn.utils.spectral_norm`": Case(make=normed_by_hooks),
-    "parametrizations, of torch or custom": Case(make=parametrized),
+    "`nn.utils.weight_norm`, `nn.utils.spectral_norm`, parametrizations": Case(make=parametrized),
     "weights in channels-last layout": Case(make=channels_last, inputs={"x": IMAGE}),
     "a buffer changed by a call": Case(
         make=Counter, says=r"a call changes count, .*; torchscript-frozen keeps state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from freezer.artifact import (
     GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
     MEDIA_SAFETENSORS,
     Artifact,
     DriftRecord,
@@ -37,6 +38,7 @@ from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepa
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import Target, class_here, target_here
 from freezer.hardware import auto_classes, detect
+from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec import (
     Dim,
@@ -221,6 +223,24 @@ def copy_of(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
     """A copy of an artifact folder, with some fields of its manifest changed."""
     shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
     return rewritten(Artifact(folder=folder, manifest=artifact.manifest), **changes)
+
+
+def with_golden(
+    artifact: Artifact,
+    folder: Path,
+    change: Callable[[Tensor], Tensor],
+    only: str | None = None,
+) -> Artifact:
+    """A copy with changed golden outputs, all or one, and matching digests."""
+    copied = copy_of(artifact, folder)
+    path = folder / GOLDEN_OUTPUTS
+    outputs = load_tensors(path)
+    for name in [only] if only else list(outputs):
+        outputs[name] = change(outputs[name])
+    path.unlink()
+    save_tensors(outputs, path)
+    files = [file_ref(folder, item.path, item.media_type) for item in copied.manifest.files]
+    return rewritten(copied, files=tuple(files))
 
 
 def blob_of(folder: Path, digest: str) -> Path:

@@ -23,10 +23,9 @@ from freezer.freezing.freeze import freeze, freeze_source
 from freezer.freezing.models import Dims, Subject, prepare
 from freezer.freezing.sources import parse_source
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import read_samples
 from freezer.spec import DTYPES, Dim, InputSpec, declared_spec, match_headers, read_header
-from tests.support.models import Calling, seeded
+from tests.support.models import Calling, scripted_module, seeded
 from tests.support.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
 
 BATCH = Dim(name="batch", min=1, max=4)
@@ -72,12 +71,6 @@ def declared(style: str) -> InputSpec:
     return declared_spec(
         [DECLARED[name] for name in ("ids", "state", "opts", "extra")], {"batch": {"max": 4}}
     )
-
-
-def scripted(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        module: nn.Module = torch.jit.script(model)
-    return module
 
 
 def served(subject: Subject, recipe: str, folder: Path) -> FrozenModel:
@@ -139,7 +132,7 @@ def test_manifest_and_golden_files_name_leaves_by_path(nested: Artifact) -> None
 
 def test_nested_example_inputs_give_the_spec(tmp_path: Path) -> None:
     dims = {"ids": {0: BATCH}, "state.0": {1: BATCH}, "state.1": {1: BATCH}}
-    model = scripted(recurrent())
+    model = scripted_module(recurrent())
     frozen = published(
         model, {**values(2), "scale": 3.0}, tmp_path / "out", "torchscript-frozen", dims=dims
     )

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import freezer
-from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import Artifact
 from freezer.errors import CanaryError, IncompatibleError
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
@@ -20,19 +19,7 @@ from freezer.serving.canary import run_canary
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen
-from tests.support.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten
-
-
-def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> Artifact:
-    """A copy with other golden outputs, and matching digests."""
-    copied = copy_of(artifact, folder)
-    path = folder / GOLDEN_OUTPUTS
-    outputs = load_file(path)
-    path.unlink()
-    save_file(outputs | change, path)
-    files = [item for item in copied.manifest.files if item.path != GOLDEN_OUTPUTS]
-    files.append(file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS))
-    return rewritten(copied, files=tuple(files))
+from tests.support.steps import QUICK_OPTIONS, random_inputs, with_golden
 
 
 def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 1.0) -> FrozenModel:
@@ -94,40 +81,35 @@ def test_small_parts_are_compared(tmp_path: Path) -> None:
     "golden", [torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.float64), torch.zeros(4)]
 )
 def test_other_shapes_and_dtypes_fail(portable: Frozen, tmp_path: Path, golden: Tensor) -> None:
-    artifact = with_golden(portable.artifact, tmp_path / "copy", {"0/output": golden})
+    artifact = with_golden(portable.artifact, tmp_path / "copy", lambda _: golden, "0/output")
     with pytest.raises(CanaryError):
         run_canary(artifact, answering(artifact))
 
 
 def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: Path) -> None:
     """The sets of other sizes are run by `verify`, and by `load` if one of the smallest differs."""
-    artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    artifact = portable.artifact
     sizes = [item.point["batch"] for item in artifact.manifest.golden]
     least, most = sizes.index(1), sizes.index(4)
     (figure,) = run_canary(artifact, answering(artifact), smallest=True)
     assert figure.set_index == least
-    larger = with_golden(
-        artifact, tmp_path / "larger", {f"{most}/output": golden[f"{most}/output"] + 1}
-    )
+    larger = with_golden(artifact, tmp_path / "larger", lambda y: y + 1, f"{most}/output")
     assert freezer.load(larger.folder).ladder == ()
     with pytest.raises(CanaryError, match="golden set"):
         freezer.verify(larger.folder)
 
 
 def test_few_elements_are_judged_over_all_sets(portable: Frozen, tmp_path: Path) -> None:
-    artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
+    artifact = portable.artifact
     sizes = [item.point["batch"] for item in artifact.manifest.golden]
     name = f"{sizes.index(1)}/output"
-    other = with_golden(artifact, tmp_path / "other", {name: golden[name] * (1 + 1.5e-5)})
+    other = with_golden(artifact, tmp_path / "other", lambda y: y * (1 + 1.5e-5), name)
     figures = run_canary(other, answering(other), smallest=True)
     assert {figure.set_index for figure in figures} == set(range(len(sizes)))
 
 
 def test_load_refuses_a_failing_canary(portable: Frozen, tmp_path: Path) -> None:
-    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
-    artifact = with_golden(
-        portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()}
-    )
+    artifact = with_golden(portable.artifact, tmp_path / "copy", lambda y: y + 1)
     with pytest.raises(IncompatibleError, match=r"portable: canary: got .*golden set 0") as caught:
         freezer.load(artifact.folder)
     assert caught.value.ladder[0].reason == "canary"

@@ -22,16 +22,6 @@ def test_verify_counts_files_and_figures(published: Store, scripted: Frozen) -> 
     assert len(found.figures) == len(scripted.artifact.manifest.golden)
 
 
-@pytest.mark.parametrize(
-    "name", ["evidence/drift.parquet", "golden/inputs.safetensors", "payloads/all.pt"]
-)
-def test_every_damaged_file_raises(scripted: Frozen, tmp_path: Path, name: str) -> None:
-    copied = copy_of(scripted.artifact, tmp_path / "copy")
-    flip_a_byte(copied.folder / name)
-    with pytest.raises(IntegrityError, match=f"{name} is sha256:"):
-        freezer.verify(copied.folder)
-
-
 def test_damage_raises_instead_of_falling_back(store: Store) -> None:
     digest = store.manifest(store.version("mlp"), HERE).payloads[0].digest
     flip_a_byte(blob_of(store.root / "mlp", digest))

@@ -39,6 +39,7 @@ from freezer.pyfunc import _load_pyfunc
 from freezer.serving.verify import verify
 from freezer.store import Store
 from tests.conftest import Frozen
+from tests.support.documents import places
 from tests.support.keys import make_pair
 from tests.support.steps import blob_of, copy_of, rewritten
 
@@ -107,20 +108,6 @@ class Blobs:
             for item in found
             if item["annotations"]["org.opencontainers.image.ref.name"].endswith(suffix)
         )
-
-
-def places(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """Paths of all values in a JSON document."""
-    yield ()
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, item in items:
-        yield from ((key, *rest) for rest in places(item))
 
 
 def mutations(data: bytes) -> Iterator[bytes]:

@@ -79,14 +79,6 @@ def test_the_interval_widens_with_more_candidates() -> None:
     assert many.value == one.value
 
 
-def test_rounds_are_paired() -> None:
-    # The machine's speed varies 10-fold; the ratio in each round is exactly 2.
-    machine = [1.0 + 0.5 * i for i in range(20)]
-    paired = sampling_of(eager=[[2 * m] for m in machine], candidate=[[m] for m in machine])
-    found = gain(paired)
-    assert [found.low, found.value, found.high] == pytest.approx([2, 2, 2])
-
-
 def quartered(seed: int) -> Sampling:
     """Rounds whose blocks are at one of two speeds each; the candidate is 1.25 times as fast."""
     rng = random.Random(seed)
@@ -116,13 +108,6 @@ def test_intervals_of_few_rounds_contain_the_true_ratio(timing: Timing) -> None:
         found = gain(sampling_of(eager=blocks(rng, 12), candidate=blocks(rng, 10)), timing=timing)
         num_covered += found.low <= 1.2 <= found.high
     assert num_covered >= 185
-
-
-def test_throughput_compares_the_means() -> None:
-    eager = [[10.0 + index % 3] * 5 for index in range(30)]
-    candidate = [[50.0 if index == 7 else 8.0] * 5 for index in range(30)]
-    found = gain(sampling_of(eager=eager, candidate=candidate), timing="throughput")
-    assert found.value == pytest.approx(11 / 9.4, rel=1e-5)
 
 
 def entrants(

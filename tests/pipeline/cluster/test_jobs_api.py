@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from freezer.errors import InfrastructureError
 from jobs import submit
@@ -42,17 +42,30 @@ def wordless() -> Iterator[str]:
         yield f"http://{LOOPBACK}:{server.getsockname()[1]}"
 
 
+def submitted(folder: Path, address: str) -> Result:
+    """Submit a catalog to a dashboard."""
+    (folder / "catalog.yaml").write_text("models: [{name: m}]\n")
+    places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
+    return CliRunner().invoke(
+        submit.app, [str(folder / "catalog.yaml"), *places, "--address", address]
+    )
+
+
+def test_ctrl_c_leaves_the_job_running(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Jobs, "follow", interrupted)
+    done = submitted(tmp_path, dashboard.address)
+    (job,) = dashboard.jobs
+    assert (done.exit_code, dashboard.jobs[job]["status"]) == (130, "PENDING"), done.output
+    assert f"ray job stop {job}" in done.output
+
+
 def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
-    (tmp_path / "catalog.yaml").write_text("models: [{name: m}]\n")
-    places = [
-        "--store",
-        str(tmp_path / "store"),
-        "--address",
-        wordless,
-        "--tracking-uri",
-        "http://127.0.0.1:9",
-    ]
-    done = CliRunner().invoke(submit.app, [*places, str(tmp_path / "catalog.yaml")])
+    done = submitted(tmp_path, wordless)
     assert done.exit_code == 3, done.output
     assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
     assert "--dashboard-host=0.0.0.0" in done.output, "Ray's default is loopback"

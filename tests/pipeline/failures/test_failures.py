@@ -184,36 +184,31 @@ def test_hang_costs_two_campaigns(store: Store) -> None:
             assert len(cluster.started) == 1, "the build is not kept either"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
-def test_crash_is_retried_then_quarantined(place: Store) -> None:
-    with Ledger(place, "c") as ledger:
-        plan = plan_of(place, ledger)
+def test_crash_is_retried_then_quarantined(store: Store) -> None:
+    with Ledger(store, "c") as ledger:
+        plan = plan_of(store, ledger)
         [(item, outcome)], cluster, notes = executed(
-            place, ledger, [ended("crash", "CP-CRASH")] * 2, plan
+            store, ledger, [ended("crash", "CP-CRASH")] * 2, plan
         )
         assert len(cluster.started) == 2
         assert "attempt 2 of 2" in notes[0]
         assert (outcome.verdict, outcome.failure_kind) == ("failed", "crash")
         assert "--lift-quarantine" in str(outcome.reason)
-        again, second, _ = executed(place, ledger, [], plan)
+        again, second, _ = executed(store, ledger, [], plan)
         assert (len(again), second.started) == (1, []), "the build is kept"
         record(ledger, item, outcome)
-        assert plan_of(place, ledger).items[0].finished is not None
-        lifted = plan_of(place, ledger, lift=True)
+        assert plan_of(store, ledger).items[0].finished is not None
+        lifted = plan_of(store, ledger, lift=True)
         assert lifted.items[0].finished is None
-        _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
+        _, third, _ = executed(store, ledger, [ended("capture", "CP-CAPTURE")], lifted)
         assert len(third.started) == 1
 
 
-def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None:
+def test_node_without_memory_is_retried_with_twice_as_much(store: Store) -> None:
     starved = ended("memory", "CP-MEMORY-NODE", peak_bytes=6 * 10**9, tried_bytes=10 * 10**9)
-    with Ledger(place, "c") as ledger:
+    with Ledger(store, "c") as ledger:
         [(_, outcome)], cluster, notes = executed(
-            place, ledger, [starved] * 2, plan_of(place, ledger)
+            store, ledger, [starved] * 2, plan_of(store, ledger)
         )
         assert len(cluster.started) == 2
         assert notes[0].endswith("attempt 2 of 2, with 20.0 GB kept free")
@@ -221,11 +216,11 @@ def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None
             "memory",
             10 * 10**9,
         )
-        _, same, _ = executed(place, ledger, [], plan_of(place, ledger))
+        _, same, _ = executed(store, ledger, [], plan_of(store, ledger))
         assert same.started == []
         larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
         _, more, _ = executed(
-            place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger)
+            store, ledger, [ended("capture")], plan_of(store, ledger, facts=larger)
         )
         assert len(more.started) == 1
 

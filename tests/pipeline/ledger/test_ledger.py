@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,11 +19,6 @@ from freezer.store import Store
 from pipeline.ledger import Draft, Ledger
 from pipeline.ledger.ledger import MERGE_AT
 from pipeline.ledger.segments import part_paths, read_folder
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
 
 
 def add(ledger: Ledger, key: str, **data: object) -> None:

@@ -1,4 +1,4 @@
-"""Thread counts and points of an entry, in keys, plans and tasks."""
+"""Thread counts and points of an entry, in keys and plans."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, Plan, source_key
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
-from pipeline.worker import BuildRequest, JudgeRequest, build, judge
 from tests.support.campaigns import good_entry, plan_of
-from tests.support.steps import HERE, QUICK
+from tests.support.steps import HERE
 
 POINTS = ({"batch": 1}, {"batch": 3})
 SPEC = InputSpec(
@@ -156,30 +155,3 @@ def test_too_many_threads_are_refused(tmp_path: Path) -> None:
         HERE,
         "CP-NO-NODE",
     )
-
-
-# A worker's tasks
-
-
-@pytest.mark.slow
-def test_judge_measures_all_points(tmp_path: Path) -> None:
-    common: dict[str, Any] = {
-        "entry": several(),
-        "device_class": HERE,
-        "num_threads": 2,
-        "store": str(tmp_path),
-    }
-    builds = {"torchscript-frozen": "b"}
-    (built,) = build(BuildRequest(builds=builds, **common))
-    assert built.failure is None, built.failure
-    result = judge(
-        JudgeRequest(
-            key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common
-        )
-    )
-    assert result.verdict == "published", result.failure
-    (candidate,) = result.candidates
-    cells = [(row.num_threads, row.point["batch"]) for row in candidate.points]
-    assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
-    assert {row.payload for row in candidate.points} == {"payloads/all.pt"}
-    assert result.figures.speedup == candidate.points[0].speedup

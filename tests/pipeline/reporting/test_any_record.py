@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -38,6 +37,7 @@ from pipeline.tracking import descriptions
 from pipeline.tracking.campaign_summary import campaign_metrics, summary_table
 from pipeline.tracking.model_files import signature_of
 from pipeline.tracking.run_records import free_tags, run_records
+from tests.support.documents import places
 from tests.support.outcomes import failed, outcome
 from tests.support.past_outcomes import PUBLISHED
 
@@ -64,17 +64,6 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 REMOVED = object()
-
-
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all values in a JSON value."""
-    yield place
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from places(part, (*place, name))
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            yield from places(part, (*place, index))
 
 
 @st.composite

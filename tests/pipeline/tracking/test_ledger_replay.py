@@ -28,11 +28,6 @@ from tests.support.steps import HERE, blob_of
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def empty(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def replayed(store: Store, uri: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--store", str(store.root), "--tracking-uri", uri])
 
@@ -70,17 +65,17 @@ ALL = [
 
 
 def test_replay_logs_a_campaign_that_ran_without_mlflow(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
-    report = run_judged(empty, DOWN, "down", artifacts, problems=(BAD,))
+    report = run_judged(store, DOWN, "down", artifacts, problems=(BAD,))
     assert report.exit_code == 3
-    assert empty.versions("first") == empty.versions("kept") == [1]
+    assert store.versions("first") == store.versions("kept") == [1]
     (failure,) = report.infrastructure
     assert (
-        f"`coldpress replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
+        f"`coldpress replay down --store {store.root} --tracking-uri {DOWN}` brings MLflow up"
         " to date" in failure
     )
-    done = replayed(empty, uri, "down")
+    done = replayed(store, uri, "down")
     assert (done.exit_code, done.stdout) == (
         0,
         "campaign down: MLflow shows 6 outcomes\n",
@@ -107,13 +102,13 @@ def times_of(folder: Path) -> dict[Path, int]:
 
 
 def test_a_second_replay_changes_nothing(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
-    assert run_judged(empty, uri, "up", artifacts, problems=(BAD,)).exit_code == 1
+    assert run_judged(store, uri, "up", artifacts, problems=(BAD,)).exit_code == 1
     files = Path(uri.removeprefix("sqlite:///")).parent / "mlruns"
     before, written = shown(uri), times_of(files)
     for _ in range(2):
-        done = replayed(empty, uri, "up")
+        done = replayed(store, uri, "up")
         assert (done.exit_code, done.stdout) == (
             0,
             "campaign up: MLflow shows 6 outcomes\n",
@@ -123,17 +118,17 @@ def test_a_second_replay_changes_nothing(
 
 
 def test_a_lost_database_is_restored(
-    empty: Store, uri: str, artifacts: dict[str, Artifact], template: Path, tmp_path: Path
+    store: Store, uri: str, artifacts: dict[str, Artifact], template: Path, tmp_path: Path
 ) -> None:
     tags = {"team": "risk", "coldpress.source_model": "Joe's"}
     run_judged(
-        empty, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen"
+        store, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen"
     )
     before = shown(uri)
     assert set(before["aliases"]) == {"Joe's-frozen"}
     assert all(found["team"] == "risk" for found in before["versions"].values())
     again = empty_database(template, tmp_path / "again")
-    assert replayed(empty, again, "lost").exit_code == 0
+    assert replayed(store, again, "lost").exit_code == 0
     assert without_ids(shown(again)) == without_ids(before)
     assert parent_of(again, "lost").info.end_time == parent_of(uri, "lost").info.end_time
     assert summary_of(again, "lost") == summary_of(uri, "lost")
@@ -143,27 +138,27 @@ def test_a_lost_database_is_restored(
 
 
 def test_a_killed_campaign_shows_its_final_outcomes(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
     folders = [f"{name}={artifact.folder}" for name, artifact in artifacts.items()]
     module = [sys.executable, "-W", "ignore", "-m", "tests.support.campaigns"]
     done = subprocess.run(
-        [*module, str(empty.root), DOWN, "killed", "3", *folders],
+        [*module, str(store.root), DOWN, "killed", "3", *folders],
         cwd=ROOT,
         capture_output=True,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert replayed(empty, uri, "killed").stdout.startswith(
+    assert replayed(store, uri, "killed").stdout.startswith(
         "campaign killed: MLflow shows 2 outcomes"
     )
     assert summary_of(uri, "killed") == ALL[:2]
     parent = parent_of(uri, "killed")
     assert parent.info.status == "KILLED"
     before = shown(uri)
-    assert replayed(empty, uri, "killed").exit_code == 0
+    assert replayed(store, uri, "killed").exit_code == 0
     assert shown(uri) == before
-    run_judged(empty, uri, "killed", artifacts)
+    run_judged(store, uri, "killed", artifacts)
     assert summary_of(uri, "killed") == ALL, "what it had reached before is its own, not taken over"
     assert before["runs"].keys() < shown(uri)["runs"].keys(), "the runs that were there are kept"
 
@@ -191,56 +186,56 @@ def interrupt_at_third(count: int) -> None:
 
 @pytest.mark.parametrize("tags", [{}, {"team": "risk"}])
 def test_a_resumed_campaign_keeps_its_own_outcomes(
-    empty: Store, uri: str, artifacts: dict[str, Artifact], tags: dict[str, str]
+    store: Store, uri: str, artifacts: dict[str, Artifact], tags: dict[str, str]
 ) -> None:
-    run_judged(empty, uri, "stopped", artifacts, after=interrupt_at_third)
+    run_judged(store, uri, "stopped", artifacts, after=interrupt_at_third)
     before = shown(uri)["runs"]
-    of_another(empty, "stopped", speedup=9.0, tags={"team": "fraud"})
-    report = run_judged(empty, uri, "stopped", artifacts, tags=tags)
+    of_another(store, "stopped", speedup=9.0, tags={"team": "fraud"})
+    report = run_judged(store, uri, "stopped", artifacts, tags=tags)
     assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
     assert [(o.figures.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
     assert summary_of(uri, "stopped") == ALL
-    with Ledger(empty, "stopped") as ledger:
+    with Ledger(store, "stopped") as ledger:
         kept = [ledger.own("outcome", o.judge_key, o.model) for o in report.outcomes[:2]]
     assert [row.data["outcome"]["speedup"] for row in kept if row] == [2.0, 2.0]
     if not tags:
         assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
-    done = replayed(empty, uri, "stopped")
+    done = replayed(store, uri, "stopped")
     assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
 # Several campaigns
 
 
-def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
-    run_judged(empty, DOWN, "one", artifacts)
-    before = empty.version("first").images["portable"].digest
+def test_a_rollback_stays_in_mlflow(store: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    run_judged(store, DOWN, "one", artifacts)
+    before = store.version("first").images["portable"].digest
     changed = {**artifacts, "portable": stricter(artifacts["portable"])}
-    run_judged(empty, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
-    empty.roll_back("first", 1)
-    assert replayed(empty, uri, "--all").exit_code == 0
+    run_judged(store, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
+    store.roll_back("first", 1)
+    assert replayed(store, uri, "--all").exit_code == 0
     found = shown(uri)
     served = {
         name: found["versions"][name, found["aliases"][name]["portable"]]["coldpress.artifact"]
         for name in ("first", "kept")
     }
-    assert served == {"first": before, "kept": empty.version("kept").images["portable"].digest}
-    empty.publish(
+    assert served == {"first": before, "kept": store.version("kept").images["portable"].digest}
+    store.publish(
         "first",
         source_key="sha256:" + "9" * 64,
         artifacts=[artifacts[HERE]],
-        carried=empty.version("first").images_of("portable"),
+        carried=store.version("first").images_of("portable"),
     )
-    assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (
+    assert (store.version("first").number, store.version("first").images["portable"].digest) == (
         3,
         before,
     )
-    assert replayed(empty, uri, "--all").exit_code == 0
+    assert replayed(store, uri, "--all").exit_code == 0
     assert shown(uri)["aliases"] == found["aliases"], (
         "version 3 carries the artifact that was rolled back to"
     )
-    empty.roll_back("first", 2)
-    assert replayed(empty, uri, "--all").exit_code == 0
+    store.roll_back("first", 2)
+    assert replayed(store, uri, "--all").exit_code == 0
     assert shown(uri)["aliases"]["first"]["portable"] != found["aliases"]["first"]["portable"], (
         "the store serves version 2 again"
     )
@@ -257,25 +252,25 @@ def stricter(artifact: Artifact) -> Artifact:
 
 
 def test_a_running_campaign_is_skipped(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
     for name in ("one", "two"):
-        run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
-    with campaign_lock(ledger_folder(empty), "one"):
-        refused = replayed(empty, uri, "one")
+        run_judged(store, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
+    with campaign_lock(ledger_folder(store), "one"):
+        refused = replayed(store, uri, "one")
         assert (refused.exit_code, "is being run by another driver" in refused.stderr) == (3, True)
-        done = replayed(empty, uri, "--all")
+        done = replayed(store, uri, "--all")
     assert done.exit_code == 0
     assert "campaign one is skipped" in done.stdout
     assert "campaign two: MLflow shows 2 outcomes" in done.stdout
 
 
 def test_unreachable_mlflow_or_store_exits_with_3(
-    empty: Store, artifacts: dict[str, Artifact], tmp_path: Path
+    store: Store, artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
-        run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
-    done = replayed(empty, DOWN, "--all")
+        run_judged(store, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
+    done = replayed(store, DOWN, "--all")
     assert done.exit_code == 3
     assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, (
         "the second campaign is not tried"
@@ -285,14 +280,14 @@ def test_unreachable_mlflow_or_store_exits_with_3(
 
 
 def test_a_damaged_artifact_fails_alone(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
-    run_judged(empty, DOWN, "damaged", artifacts)
+    run_judged(store, DOWN, "damaged", artifacts)
     payload = artifacts[HERE].manifest.payloads[0]
-    blob = blob_of(empty.root / "first", payload.digest)
+    blob = blob_of(store.root / "first", payload.digest)
     blob.chmod(0o644)
     blob.write_bytes(b"x" * payload.size_bytes)
-    done = replayed(empty, uri, "damaged")
+    done = replayed(store, uri, "damaged")
     assert done.exit_code == 3
     assert "MLflow is incomplete" in done.stdout
     assert shown(uri)["aliases"] == {"first": {"portable": 1}, "kept": {HERE: 1, "portable": 1}}

@@ -22,10 +22,9 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import nn
 
 from freezer.errors import SourceError
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import declared_spec
 from pipeline.tracking import Described, describe, download, resolve_model
-from tests.support.models import Mlp, seeded
+from tests.support.models import Mlp, scripted_module, seeded
 from tests.support.shown import empty_database
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -74,12 +73,6 @@ def log(uri: str) -> Callable[..., str]:
     return logged
 
 
-def scripted(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        made: nn.Module = torch.jit.script(model)
-    return made
-
-
 # Its files
 
 
@@ -117,7 +110,7 @@ def test_files_of_a_version_are_downloaded(
 def test_torchscript_and_pickle_are_distinguished(
     uri: str, log: Callable[..., str], tmp_path: Path
 ) -> None:
-    log("either", scripted(seeded(Mlp)), input_example=X)
+    log("either", scripted_module(seeded(Mlp)), input_example=X)
     log("either", seeded(Mlp), input_example=X)
     first = describe(
         download(uri, resolve_model(uri, "models:/either/1"), new_folder(tmp_path / "1"))

@@ -31,11 +31,6 @@ from tests.support.steps import HERE
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"), create=True)
-
-
 def outcome(model: str) -> Outcome:
     return Outcome(
         model=model,

@@ -15,25 +15,17 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from freezer.artifact import Artifact
 from freezer.store import Store
-from jobs.replay import app
 from tests.conftest import Frozen
 from tests.support.buckets import ENVIRONMENT, make_bucket
-from tests.support.campaigns import Models, run_judged
+from tests.support.campaigns import run_judged
 from tests.support.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
-from tests.support.raylets import wait_until
 from tests.support.shown import logged, shown, stored_files, without_ids
 from tests.support.steps import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-MANY: Models = {
-    f"model-{index:02}": {HERE: "published", "portable": "published"} for index in range(12)
-}
-"""Enough to be in the middle of a campaign."""
 
 NUM_CAMPAIGNS = 4
 
@@ -166,31 +158,3 @@ def served_artifacts(found: dict[str, Any]) -> dict[tuple[str, str], str]:
         for name, aliases in found["aliases"].items()
         for alias, version in aliases.items()
     }
-
-
-def wait_for_runs(uri: str, count: int) -> None:
-    wait_until(lambda: len(shown(uri)["runs"]) >= count, f"{count} runs are logged", 120)
-
-
-@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_a_replay_follows_a_killed_server(
-    backend: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str, tmp_path: Path
-) -> None:
-    run_again(uri, models=MANY)
-    (tmp_path / "store").rename(tmp_path / "earlier")
-    server = make_server(backend, "folder")
-    with ThreadPoolExecutor() as pool:
-        campaign = pool.submit(run_again, server.uri, models=MANY)
-        wait_for_runs(server.uri, 8)
-        server.kill()
-        report = campaign.result()
-    assert report.exit_code == 3
-    assert "brings MLflow up to date" in report.infrastructure[0]
-    server.start()
-    command = ["served", "--store", str(tmp_path / "store" / "store"), "--tracking-uri", server.uri]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert logged(server.uri) == logged(uri)
-    assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
-    again = CliRunner().invoke(app, command)
-    assert again.stdout == f"campaign served: MLflow shows {2 * len(MANY)} outcomes\n"

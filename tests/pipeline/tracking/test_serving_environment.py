@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import time
 import tomllib
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import mlflow
 import pytest
-import torch
-from torch import nn
 
 import freezer
 from freezer.artifact import Artifact
@@ -25,7 +16,7 @@ from pipeline.tracking.model_files import REQUIREMENTS
 from pipeline.tracking.projection import Projection
 from tests.support.outcomes import X, outcome
 from tests.support.projections import registered
-from tests.support.raylets import LOOPBACK, ROOT, free_port
+from tests.support.raylets import ROOT
 
 NAME = "served"
 URI = f"models:/{NAME}@portable"
@@ -49,54 +40,6 @@ def version(projection: Projection, artifact: Artifact) -> Projection:
     """The projection of a campaign that registered one version of NAME."""
     registered(projection, outcome(NAME, artifact="sha256:" + 64 * "1"), artifact)
     return projection
-
-
-@contextmanager
-def serving(folder: Path, tracking_uri: str) -> Iterator[str]:
-    """Run `mlflow models serve` in the environment of the tests; its URL."""
-    port, binaries = free_port(), Path(sys.executable).parent
-    environ = {
-        **os.environ,
-        "MLFLOW_TRACKING_URI": tracking_uri,
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-    }
-    command = [
-        str(binaries / "mlflow"),
-        "models",
-        "serve",
-        "-m",
-        URI,
-        "--env-manager",
-        "local",
-        "-h",
-        LOOPBACK,
-        "-p",
-        str(port),
-    ]
-    url, log = f"http://{LOOPBACK}:{port}", folder / "serve.log"
-    with (
-        log.open("w") as file,
-        subprocess.Popen(
-            command, cwd=folder, env=environ, stdout=file, stderr=subprocess.STDOUT
-        ) as process,
-    ):
-        try:
-            deadline = time.monotonic() + 120
-            while not answers(f"{url}/ping"):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.terminate()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def test_requirements_are_those_of_the_project() -> None:
@@ -136,17 +79,3 @@ def test_imported_code_is_not_mixed_with_a_versions(version: Projection) -> None
     own = Path(str(freezer.__file__)).parent
     loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "freezer"]
     assert {Path(str(module.__file__)).is_relative_to(own) for module in loaded} == {True}
-
-
-@pytest.mark.slow
-def test_mlflow_serves_a_version(version: Projection, source: nn.Module, tmp_path: Path) -> None:
-    with serving(tmp_path, version.client.tracking_uri) as url:
-        body = json.dumps({"inputs": {"x": X.tolist()}}).encode()
-        request = urllib.request.Request(
-            f"{url}/invocations", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            found = json.load(response)["predictions"]
-    torch.testing.assert_close(
-        torch.tensor(found), source(torch.from_numpy(X)).detach(), rtol=1e-5, atol=1e-6
-    )

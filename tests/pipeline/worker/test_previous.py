@@ -4,6 +4,7 @@ children, without Ray.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,29 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.freezing.sources import parse_source
-from freezer.spec import InputSpec, Limits, TensorSpec
+from freezer.spec import InputSpec, TensorSpec
 from freezer.store import Store
-from pipeline.catalog import Entry
 from pipeline.failures import CODES
 from pipeline.records import Failure
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.worker.child import End
 from pipeline.workspace import workplace
-from tests.support.campaigns import judged_folder
+from tests.support.campaigns import GOOD_FOLDER, good_entry, judged_folder
 from tests.support.steps import HERE, QUICK, blob_of, flip_a_byte
 
-MODELS = Path(__file__).parents[1] / "models"
 RECIPE = "torchscript-frozen"
 
 
 def common(store: Path, *, work: int = 0) -> dict[str, Any]:
-    path = (str(MODELS),)
-    entry = Entry(
-        name="busy",
-        source=parse_source(
-            "python:campaign_models:busy", folder=MODELS, search_path=path, args={"work": work}
-        ),
-        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),)),
-        samples=None,
-        task_metric=None,
-        limits=Limits(speedup_min=0.0, timeout_s=300),
-        device_classes=(HERE,),
-        recipes=(RECIPE,),
-        files=(),
-        search_path=path,
+    entry = good_entry()
+    source = parse_source(
+        "python:campaign_models:busy",
+        folder=GOOD_FOLDER,
+        search_path=entry.search_path,
+        args={"work": work},
     )
+    spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
+    entry = replace(entry, name="busy", source=source, spec=spec)
     return {"entry": entry, "device_class": HERE, "num_threads": 1, "store": str(store)}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit.frontend import NotSupportedError
 
-from freezer.freezing.diagnostics.messages import REMEDIES, Family, explain, sentence
+from freezer.freezing.diagnostics.messages import REMEDIES, explain
 from freezer.freezing.diagnostics.source_lines import raised_at, warned_at
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
@@ -64,40 +64,6 @@ def test_remedies_use_only_groups_of_their_patterns() -> None:
     for pattern, means, remedy in (known for table in REMEDIES.values() for known in table):
         used = {name for text in (means, remedy) for _, name, _, _ in Formatter().parse(text)}
         assert used - {None} <= set(re.compile(pattern).groupindex), pattern
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "means"),
-    [
-        ("script", "Unknown type annotation: 'List[int]' at ", "annotation 'List[int]' is text"),
-        ("script", "Unable to extract string literal index. ModuleDict", "indexed by a variable"),
-        ("trace", "Could not export Python function call 'Double'", "Python function 'Double'"),
-        ("export", "There was no fake impl registered for <CustomOpDef(a::b)>", "operator a::b"),
-        ("openvino", "-- No conversion rule found for operations: <built-in a>\n", "<built-in a>"),
-        (
-            "run",
-            "Fail: Non-zero status code returned while running LSTM node. Name:'a' Status Message: "
-            "Input c must have shape {1,2,3}",
-            "LSTM as the model uses it (Input c must have shape {1,2,3})",
-        ),
-        (
-            "onnxruntime",
-            "Type 'tensor(bfloat16)' of input parameter (a) of operator (Conv)",
-            "Conv",
-        ),
-        ("run", "RuntimeError: required keyword attribute 'value' is undefined", "for_inference"),
-    ],
-)
-def test_message_is_explained(family: Family, text: str, means: str) -> None:
-    found = explain(text, family)
-    assert found is not None
-    assert means in found.means
-
-
-def test_engine_messages_end_with_other_recipes() -> None:
-    error = AssertionError("\n")
-    assert "torchscript-frozen" in sentence(error, "onnxruntime")
-    assert sentence(error, "run") == "AssertionError: no message"
 
 
 def untyped(x: Tensor, times=2):  # type: ignore[no-untyped-def]

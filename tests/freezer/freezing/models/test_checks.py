@@ -13,7 +13,7 @@ import freezer
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models import Subject, SubjectOptions, check_mode, example_spec, prepare
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.support.models import seeded
+from tests.support.models import scripted_module, seeded
 from tests.support.models_state import Constant, InPlace, Versioned
 from tests.support.steps import random_inputs, subject_of
 
@@ -26,11 +26,7 @@ def subject_with(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
 
 
 def as_given(model: nn.Module, *, scripted: bool) -> nn.Module:
-    if not scripted:
-        return model
-    with torchscript_deprecations_silenced():
-        script: nn.Module = torch.jit.script(model)
-    return script
+    return scripted_module(model) if scripted else model
 
 
 @pytest.mark.parametrize("scripted", [False, True])
