@@ -29,20 +29,20 @@ class Fake(NoRay):
     def __init__(self, ends: Sequence[Done]) -> None:
         super().__init__()
         self.ends, self.started, self.groups = list(ends), list[str](), list[str]()
-        self._requests: list[BuildRequest | JudgeRequest] = []
+        self.requests: list[BuildRequest | JudgeRequest] = []
         self.judged: list[set[str]] = []
 
     def start(self, *args: Any, name: str, **_: object) -> Handle:
         request: BuildRequest | JudgeRequest = args[1]
         self.groups.append(name)
         self.started += [name] if isinstance(request, JudgeRequest) else _builds_of(request)
-        self._requests.append(request)
+        self.requests.append(request)
         if isinstance(request, JudgeRequest):
             self.judged.append(set(request.builds))
-        return len(self._requests)
+        return len(self.requests)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        request, done = self._requests[handles[0] - 1], self.ends.pop(0)
+        request, done = self.requests[handles[0] - 1], self.ends.pop(0)
         value = done.value
         if value and isinstance(request, BuildRequest):
             first, *others = request.builds.values()
@@ -87,7 +87,7 @@ def record(ledger: Ledger, item: Item, outcome: Outcome) -> None:
         item.judge.digest,
         model=item.entry.name,
         device_class=item.device_class,
-        data={"outcome": outcome.to_json(), "parts": {}},
+        data={"outcome": outcome.to_json(), "parts": item.parts},
     )
 
 

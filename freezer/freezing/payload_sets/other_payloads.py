@@ -173,7 +173,13 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
         return to_the_end, trial.speedup.value if trial.speedup else 0.0
 
     best = max(alone, key=rank)
-    second = replace(judgement, winner=best, best=best, previous=None)
+    second = replace(
+        judgement,
+        winner=best,
+        best=best,
+        previous=None,
+        inherited=None,
+    )
     try:
         second = second.with_winner(with_cold_start(session, best))
     except JudgeError as error:

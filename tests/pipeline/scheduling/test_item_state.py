@@ -114,7 +114,7 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
             built = {recipe: built_as(recipe) for recipe in finished}
             hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")
-            self.follow(start(state, built, hopeless, one_first=data.draw(st.booleans())))
+            self.follow(start(state, built, hopeless, first=data.draw(subset(recipes))))
 
     def take(self, data: st.DataObject) -> Name:
         return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
@@ -135,7 +135,9 @@ class LifeOfAModel(RuleBasedStateMachine):
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
         if found is not None:
             verdict = "unstable" if found.kind == "unstable" else "failed"
-        result = JudgeResult(verdict=verdict, reason="because")
+        contest = "" if state.needs_contest else data.draw(st.sampled_from(["", "unusual drift"]))
+        self.allowed[name] += bool(contest)
+        result = JudgeResult(verdict=verdict, reason="because", contest=contest)
         self.follow(end_judge(state, result, failure or None))
 
     @precondition(lambda self: self.queued)
