@@ -175,7 +175,7 @@ def main(
         check_file(json, "--json")
     answer_signals("the same command continues")
     if check:
-        say(f"{catalog}: entries: {check_(config, say)}, errors: 0")
+        say(f"{catalog.rstrip(':')}: entries: {check_(config, say)}, errors: 0")
         return
     once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
     drive: Callable[[], int | None] = once

@@ -253,14 +253,16 @@ class InputBinding:
         """
         if len(shape) != len(spec.shape):
             return False
+        sizes: dict[str, int] = {}
         for size, expected in zip(shape, spec.shape, strict=True):
             if isinstance(expected, int):
                 if size != expected:
                     return False
                 continue
-            known = point.setdefault(expected, size)
+            known = point.get(expected, sizes.setdefault(expected, size))
             if size != known or size not in self._dims[expected].sizes:
                 return False
+        point.update(sizes)
         return True
 
     def _shape_problem(

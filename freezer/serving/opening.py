@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import torch
 
-from freezer.artifact import Artifact, Payload, thread_counts_of
+from freezer.artifact import Artifact, Payload, thread_counts_of, version_tuple
 from freezer.errors import Refusal
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.devices import CPU, current, device_of
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.loaders import LOADERS
+from freezer.runtime.loaders import LOADERS, one_warning
 from freezer.runtime.torch_settings import own_count, threads
 from freezer.serving.canary import run_canary
-from freezer.serving.compatibility import needed_files
+from freezer.serving.compatibility import COMPILED, needed_files
 from freezer.serving.process import LoadOptions
 
 _opening = threading.Lock()
@@ -75,7 +75,10 @@ def _open(
     runners: list[OpenPayload] = []
     # Some loaders pack weights for the thread count.
     count = max(thread_counts_of(payloads), default=any_count)
-    with _opening, threads(count), current(calls.device):
+    is_older = version_tuple(manifest.needs.torch) < version_tuple(torch.__version__)
+    is_compiled = any(payload.kind in COMPILED for payload in payloads)
+    warned = one_warning(manifest.model) if is_older and is_compiled else nullcontext()
+    with _opening, threads(count), current(calls.device), warned:
         for payload in payloads:
             path = artifact.folder / payload.path
             run = LOADERS[payload.kind](path, manifest.recipe.settings, calls.device)

@@ -140,10 +140,10 @@ class Store:
         layout = self.layout(model)
         tags = layout.tags()
         if tag not in tags:
-            known = [name for name in tags if NUMBER.fullmatch(name) or name == LATEST]
+            known = ", ".join(map(str, self.versions(model)))
             raise NotPublishedError(
                 f"{model}:{tag} is not in store {self.uri}; versions of this model:"
-                f" {', '.join(known) or 'none'}"
+                f" {known or 'none'}"
             )
         index = layout.index(tags[tag])
         return version_of(model, tag, index, store=self.uri)

@@ -26,6 +26,11 @@ from freezer.spec import SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
 
+OWN_INPUTS = ("export", "mlflow"), 2
+"""Kinds of sources that may declare their inputs, and a number that is incremented when the same
+program gives other ones: 2 takes batches of 1.
+"""
+
 INPUTS_VERSION = 4
 """Incremented when a judge tries other inputs for the same spec or samples: 4 adds extremes."""
 
@@ -176,6 +181,9 @@ def build_key(
         "toolchain": own_toolchain(recipe, target.toolchain),
         "format_version": FORMAT_VERSION,
     }
+    kinds, version = OWN_INPUTS
+    if entry.spec is None and entry.source.kind in kinds:
+        parts["own_inputs"] = version
     if entry.preserve:
         parts["preserve"] = list(entry.preserve)
     if entry.reset:

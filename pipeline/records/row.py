@@ -202,7 +202,8 @@ class Event:
         kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end,
             `retried` ends without a result; `outcome` is final: published and in the ledger.
         what: `model device_class`.
-        recipes: of builds: those that start together, or the one that ended.
+        recipes: of builds: those that start together, or the one that ended; of a judge that
+            ended, those that it validated.
         text: details for people.
         seconds: duration of what ended.
         unstable: whether other processes disturbed the judge that ended.

@@ -64,6 +64,7 @@ class CampaignProgress:
     Attributes:
         total: number of outcomes to reach.
         num_done: number of outcomes reached.
+        num_validated: number of candidates whose judge has ended.
         running: items that are built or judged, by `model device_class`, the oldest first.
     """
 
@@ -74,6 +75,7 @@ class CampaignProgress:
         """Begin with the number of outcomes to reach, and the work that they need."""
         self.total = num_items
         self.num_done = 0
+        self.num_validated = 0
         self.running: dict[str, Running] = {}
         self._to_build = Counter({item.what: len(item.recipes) for item in work})
         self._to_judge = {item.what for item in work}
@@ -89,14 +91,16 @@ class CampaignProgress:
 
     @property
     def so_far(self) -> str:
-        """How far builds and judges are, and the time left once a build and a judge have ended."""
+        """How far builds and judges are, the number of validated candidates, and the time left once
+        a build and a judge have ended.
+        """
         if not self._num_work:
             return f"{self.num_done} of {self.total} done"
         num_built = len(self._seconds["built"])
         num_judged = self._num_work - len(self._to_judge)
         text = (
             f"built {num_built} of {num_built + self._to_build.total()},"
-            f" judged {num_judged} of {self._num_work}"
+            f" validated {self.num_validated}, judged {num_judged} of {self._num_work}"
         )
         if self._ends is None or not self._to_judge:
             return text
@@ -129,6 +133,7 @@ class CampaignProgress:
                 self._end(event)
             case "judged":
                 self._to_judge.discard(event.what)
+                self.num_validated += len(event.recipes)
                 self._end(event)
             case "retried":
                 self._stop(event)

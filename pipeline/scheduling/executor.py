@@ -285,6 +285,7 @@ class Executor:
             Event(
                 kind="retried" if progress.state.outcome is None else "judged",
                 what=task.item.label(),
+                recipes=tuple(report.recipe for report in judged.candidates),
                 text=f"in {judged.judge_s:.1f} s",
                 seconds=judged.judge_s,
                 unstable=judged.verdict == "unstable",

@@ -103,6 +103,6 @@ EVENTS = [
         for recipe in RECIPES
     ),
     Event(kind="judge", what="m cpu-x86-64-v4"),
-    Event(kind="judged", what="m cpu-x86-64-v4", text="in 9.0 s", seconds=9.0),
+    Event(kind="judged", what="m cpu-x86-64-v4", recipes=RECIPES, text="in 9.0 s", seconds=9.0),
     Event(kind="outcome", what="m cpu-x86-64-v4", outcome=FAILED),
 ]

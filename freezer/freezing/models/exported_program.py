@@ -149,6 +149,8 @@ def _dim(
     high = max(UNBOUNDED_MAX * step, size)
     if bounds.upper.is_Integer and int(bounds.upper) < 2**31:
         high = int(bounds.upper) * step
+    elif low == 2 * step:  # of Dim.AUTO and Dim.DYNAMIC; torch runs such a program with 1, too
+        low = step
     dim = Dim(name=name, min=low, max=max(low, high), multiple_of=step)
     known[str(expression)] = dim
     return dim

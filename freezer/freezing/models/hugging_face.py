@@ -84,22 +84,19 @@ def load_transformers(source: Source, *, weights: bool = True) -> Any:
         raise MissingDependencyError(
             f"source {source} needs transformers; {install_command('transformers')}"
         ) from None
-    trust = {"trust_remote_code": source.trust}
     if source.weights == "random":
         kind = getattr(transformers, source.location)
-        if not issubclass(kind, transformers.PreTrainedConfig):
-            return kind(kind.config_class(**source.args))
-        return transformers.AutoModel.from_config(kind(**source.args))
-    place = source.location
-    config = transformers.AutoConfig.from_pretrained(place, **trust, **source.args)
+        if issubclass(kind, transformers.PreTrainedConfig):
+            return transformers.AutoModel.from_config(kind(**source.args))
+        return kind(kind.config_class(**source.args))
+    settings = {"trust_remote_code": source.trust, **source.args}
+    config = transformers.AutoConfig.from_pretrained(source.location, **settings)
     kind = getattr(transformers, (config.architectures or [""])[0], None)
-    if kind is None:
-        kind, settings = transformers.AutoModel, trust
-    else:
-        settings = {}
     if weights:
-        return kind.from_pretrained(place, **settings, **source.args)
-    return kind.from_config(config, **trust) if settings else kind._from_config(config)
+        return (kind or transformers.AutoModel).from_pretrained(source.location, **settings)
+    if kind is None:
+        return transformers.AutoModel.from_config(config, trust_remote_code=source.trust)
+    return kind._from_config(config)
 
 
 def inferred_inputs(
@@ -123,8 +120,7 @@ def inferred_inputs(
     """
     with source_errors(source), torch.device("meta"):
         model = load_transformers(source, weights=False).eval()
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         model.to_empty(device="cpu")
     if spec is None and samples is not None:
         spec, _ = example_spec(read_samples(samples)[0], {})
@@ -134,11 +130,9 @@ def inferred_inputs(
         return None
     declared = _inferred(model)
     try:
-        if "use_cache" not in _parameters(model):
-            _returns_tensors(model, declared_spec(**declared), fake)
-        elif _returns_a_cache(model, declared_spec(**declared), fake):
+        if "use_cache" in _parameters(model) and _returns_a_cache(model, declared, fake):
             declared["inputs"]["use_cache"] = {"value": False}
-            _returns_tensors(model, declared_spec(**declared), fake)
+        _returns_tensors(model, declared_spec(**declared), fake)
     except JudgeError as error:
         raise _undeclared(model, str(error)) from error
     return declared
@@ -148,10 +142,10 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
 
 
-def _returns_a_cache(model: Any, spec: InputSpec, fake: FakeTensorMode) -> bool:
+def _returns_a_cache(model: Any, declared: Fields, fake: FakeTensorMode) -> bool:
     """Whether a call returns something other than tensors, or may: only values decide."""
     try:
-        return not _returns_tensors(model, spec, fake)
+        return not _returns_tensors(model, declared_spec(**declared), fake)
     except CaptureError:
         return True
 
@@ -192,11 +186,12 @@ def _inferred(model: Any) -> Fields:
     parameters = _parameters(model)
     config = model.config
     text, decoder = config.get_text_config(), config.get_text_config(decoder=True)
-    found: Fields = {}
+    found = {"decoder_input_ids": _tokens("decoder_length", getattr(decoder, "vocab_size", None))}
     if "input_ids" in parameters:
-        found |= _text(text)
-    if "decoder_input_ids" in parameters:
-        found["decoder_input_ids"] = _tokens(decoder, "decoder_length")
+        found["input_ids"] = _tokens("length", getattr(text, "vocab_size", None))
+        found["attention_mask"] = _tokens("length", None)
+        if (getattr(text, "type_vocab_size", None) or 0) > 1:
+            found["token_type_ids"] = _tokens("length", text.type_vocab_size)
     for name, shape in (
         ("pixel_values", _image(config)),
         ("input_values", _waveform(config)),
@@ -228,20 +223,10 @@ def _setting(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-def _tokens(config: Any, dim: str) -> Fields:
-    """Token ids of the whole vocabulary."""
+def _tokens(dim: str, size: int | None) -> Fields:
+    """Integers from 0, below the size of their table."""
     tokens: Fields = {"shape": ["batch", dim], "dtype": "int64"}
-    vocab_size = getattr(config, "vocab_size", None)
-    return tokens if vocab_size is None else {**tokens, "range": [0, vocab_size - 1]}
-
-
-def _text(config: Any) -> Fields:
-    mask = {"shape": ["batch", "length"], "dtype": "int64"}
-    found = {"input_ids": _tokens(config, "length"), "attention_mask": mask}
-    num_types = getattr(config, "type_vocab_size", None) or 0
-    if num_types > 1:
-        found["token_type_ids"] = {**mask, "range": [0, num_types - 1]}
-    return found
+    return tokens if size is None else {**tokens, "range": [0, size - 1]}
 
 
 def _length(config: Any, most: int) -> dict[str, int]:
@@ -254,13 +239,13 @@ def _length(config: Any, most: int) -> dict[str, int]:
 
 def _image(config: Any) -> list[int]:
     """Frames of a video, channels, height and width."""
-    size = _setting(config, "image_size", default=224)
-    if isinstance(size, Mapping):
+    size, num_frames = _setting(config, "image_size", default=224), _setting(config, "num_frames")
+    if isinstance(size, int):
+        size = [size, size]
+    elif isinstance(size, Mapping):
         size = [size["height"], size["width"]]
-    num_frames = _setting(config, "num_frames")
-    shape = [] if num_frames is None else [num_frames]
-    shape.append(_setting(config, "num_channels", "in_channels", default=3))
-    return [*shape, *([size, size] if isinstance(size, int) else size)]
+    channels = _setting(config, "num_channels", "in_channels", default=3)
+    return [*([num_frames] if num_frames else []), channels, *size]
 
 
 def _waveform(config: Any) -> list[int | str]:

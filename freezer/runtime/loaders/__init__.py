@@ -22,7 +22,7 @@ from freezer.artifact import PayloadKind
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.exported import LEGACY, code_in, on_first, open_exported
-from freezer.runtime.loaders.inductor import open_inductor
+from freezer.runtime.loaders.inductor import one_warning, open_inductor
 from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
 from freezer.runtime.loaders.openvino import (
     CALLS_FILE,
@@ -46,6 +46,7 @@ __all__ = [
     "code_in",
     "import_openvino",
     "on_first",
+    "one_warning",
     "open_inductor",
     "own_memory",
     "session_options",

@@ -22,7 +22,7 @@ from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.native import read_package, weight_capsule
 
-_environment, _stderr = threading.Lock(), threading.Lock()
+_environment = threading.Lock()
 
 logger = logging.getLogger("coldpress")
 
@@ -46,8 +46,8 @@ def open_inductor(
         IntegrityError: the package is damaged.
         UsageError: no temporary folder allows code to be loaded from it.
     """
-    with contextlib.ExitStack() as stack, _one_warning(path.name):
-        run_flat = _open_mapped(path) if device.type == "cpu" else None
+    run_flat = _open_mapped(path) if device.type == "cpu" else None
+    with contextlib.ExitStack() as stack:
         if run_flat is None:
             index = -1 if device.index is None else device.index
             folder = stack.enter_context(scratch_folder(executable=True))
@@ -100,16 +100,18 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
 
 
 @contextlib.contextmanager
-def _one_warning(name: str) -> Iterator[None]:
-    """Log what torch's C++ code prints on stderr as one line: a newer torch prints a line for each
-    function that it does not find in a package.
+def one_warning(name: str) -> Iterator[None]:
+    """Log what the process prints on stderr as one line: a torch newer than that of a package
+    prints a line for each function that it does not find there.
+
+    Do not use it for other packages: it delays what other threads print, and loses a crash's trace.
     """
     try:
         before = os.dup(2)
     except OSError:  # a service without stderr
         yield
         return
-    with _stderr, tempfile.TemporaryFile("w+", errors="replace") as caught:
+    with tempfile.TemporaryFile("w+", errors="replace") as caught:
         os.dup2(caught.fileno(), 2)
         try:
             yield

@@ -223,13 +223,18 @@ function facts(row, detail) {
     detail.objective === "p50" ? "" : `objective ${detail.objective}`, detail.clock === "wall" ? "" : `clock: ${detail.clock}`].filter(Boolean).join(" · ");
 }
 
+function resultOf(candidate, row) {
+  if (row.verdict === "failed") return "not judged"; // the judge failed as a whole
+  return candidate.recipe === row.recipe && row.verdict === "published" ? "published" : "passes";
+}
+
 function contest(row, detail) {
   detail.candidates.sort((one, other) => (other.speedup ?? 0) - (one.speedup ?? 0));
   const parts = [element("h4", {}, "Contest"), table(
     ["recipe", "result", "#speedup", "#95% interval", "#p50 ms", "#error ratio", "#size", "#built in"],
     detail.candidates.map((one) => ({
       won: one.recipe === row.recipe && row.verdict === "published",
-      cells: [one.recipe, one.problem ?? (one.recipe === row.recipe && row.verdict === "published" ? "published" : "passes"), times(one.speedup, markOf(detail.clock)), one.ci ? range(markOf(detail.clock), ...one.ci) : "",
+      cells: [one.recipe, one.problem ?? resultOf(one, row), times(one.speedup, markOf(detail.clock)), one.ci ? range(markOf(detail.clock), ...one.ci) : "",
         short(one.latency_ms.p50), short(one.drift.error_ratio), megabytes(one.size_mb || null), duration(one.build_s)],
     })), "Candidates")];
   const spread = Object.entries(detail.deciles_ms);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
+from freezer.runtime.loaders import LOADERS
 from tests.support.steps import QUICK_OPTIONS
 
 RECIPES = ["torchscript-frozen", "onnxruntime", "openvino", "portable"]
@@ -103,3 +106,35 @@ def test_callers_own_what_they_get(frozen: dict[str, Path], recipe: str) -> None
     model = freezer.load(frozen[recipe])
     model(x=X)["table"].add_(7)
     assert model(x=X)["table"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("made_with", "num_lines"), [("1.0", 1), (torch.__version__, 0)])
+def test_warnings_about_older_packages_are_one_line(
+    frozen: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    made_with: str,
+    num_lines: int,
+) -> None:
+    """A newer torch prints a line for each function that it does not find in a package."""
+    folder = tmp_path / "out"
+    shutil.copytree(frozen["torchscript-frozen"], folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["needs"]["torch"] = made_with
+    for payload in manifest["payloads"]:
+        payload["kind"] = "inductor"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def printing(*args: Any) -> Any:
+        for name in ("one", "two"):
+            os.write(2, f"[WARNING] Could not dlsym {name}. This is okay if you\n".encode())
+        return LOADERS["torchscript"](*args)
+
+    monkeypatch.setitem(LOADERS, "inductor", printing)
+    assert freezer.load(folder, threads=2).ladder == ()
+    found = [line for line in caplog.messages if "dlsym" in line]
+    assert len(found) == num_lines
+    assert all(part in line for part in ("dlsym one", "dlsym two") for line in found)
+    assert ("dlsym" in capfd.readouterr().err) == (num_lines == 0)

@@ -28,10 +28,10 @@ def test_lines_count_builds_and_judges() -> None:
     lines = lines_of()
     assert lines[:5] == [
         "3 outcomes to reach, 3 builds to do",
-        "build m cpu-x86-64-v4 (built 0 of 3, judged 0 of 3)",
-        "build m portable (built 0 of 3, judged 0 of 3)",
-        "built 1 of 3, judged 0 of 3",
-        "judge m cpu-x86-64-v4 (built 2 of 3, judged 0 of 3)",
+        "build m cpu-x86-64-v4 (built 0 of 3, validated 0, judged 0 of 3)",
+        "build m portable (built 0 of 3, validated 0, judged 0 of 3)",
+        "built 1 of 3, validated 0, judged 0 of 3",
+        "judge m cpu-x86-64-v4 (built 2 of 3, validated 0, judged 0 of 3)",
     ]
     assert lines[5].startswith(f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (built 2 of 3")
     assert CRASH.message not in lines[5], "the report prints it, once"
@@ -45,7 +45,7 @@ def test_time_left_needs_a_build_and_judge() -> None:
         progress.add(event)
         assert "left" not in progress.so_far
     progress.add(EVENTS[6])
-    assert progress.so_far == "built 2 of 3, judged 1 of 2, about 1 min left"
+    assert progress.so_far == "built 2 of 3, validated 2, judged 1 of 2, about 1 min left"
 
 
 def test_skipped_recipes_are_not_waited_for() -> None:
@@ -53,7 +53,7 @@ def test_skipped_recipes_are_not_waited_for() -> None:
     progress.plan(2, WORK)
     for event in (EVENTS[0], EVENTS[3], EVENTS[5]):
         progress.add(event)
-    assert progress.so_far == "built 1 of 2, judged 0 of 2"
+    assert progress.so_far == "built 1 of 2, validated 0, judged 0 of 2"
 
 
 def test_live_view_shows_outcomes_and_running_items() -> None:
@@ -68,7 +68,7 @@ def test_live_view_shows_outcomes_and_running_items() -> None:
 
     for event in EVENTS[:4]:
         display.show(event)
-    assert "built 1 of 3, judged 0 of 2" in drawn()
+    assert "built 1 of 3, validated 0, judged 0 of 2" in drawn()
     assert "build m cpu-x86-64-v4" in drawn()
     for event in EVENTS[4:]:
         display.show(event)

@@ -8,6 +8,7 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from jobs import results
+from pipeline.records import CandidateReport
 from tests.support.past_campaigns import (
     CLASSES,
     failed,
@@ -47,7 +49,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     )
     outcomes = [published("resnet", name, speedup=1.5, key="2") for name in CLASSES]
     outcomes += [published("uneven"), published("uneven", PORTABLE, eager_ms=26.0)]
-    outcomes += [published("bert", speedup=2.4, key="2"), kept_eager("vad"), failed("router")]
+    built = CandidateReport(recipe="portable", build_key="b")
+    outcomes += [published("bert", speedup=2.4, key="2"), kept_eager("vad")]
+    outcomes.append(replace(failed("router"), candidates=(built,)))
     write_campaign(opened, "friday", outcomes, started=1_790_400_000.0)
     return opened
 
@@ -155,6 +159,8 @@ def test_details_of_a_failure(page: Page, report: Path) -> None:
     text = details(page)
     assert "line 12: if x.sum() > 0:" in text
     assert "use torch.cond" in text
+    assert "not judged" in text
+    assert "passes" not in text
 
 
 def test_keyboard_alone(page: Page) -> None:

@@ -167,6 +167,18 @@ def test_exported_program_has_its_own_spec(tmp_path: Path) -> None:
     assert own_spec(mlp()) is None
 
 
+@pytest.mark.parametrize("dim", [torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC])
+def test_unbounded_batches_of_programs_begin_at_one(tmp_path: Path, dim: Any) -> None:
+    """Such programs say 2 to infinity, which torch does not check below 3."""
+    program = torch.export.export(mlp(), (X,), dynamic_shapes=({0: dim},))
+    torch.export.save(program, str(tmp_path / "mlp.pt2"))
+    model = load("export:mlp.pt2", tmp_path)
+    spec = own_spec(model)
+    assert spec is not None
+    assert spec.first_point() == {"batch": 1}
+    assert torch.equal(model(X[:1]), mlp()(X[:1]))
+
+
 def test_method_selects_a_program(tmp_path: Path) -> None:
     from torch.export.pt2_archive._package import package_pt2
 

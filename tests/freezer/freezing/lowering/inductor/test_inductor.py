@@ -299,20 +299,3 @@ def test_convolutions_over_one_position_are_products(
 def _call(layer: nn.Module, weights: list[Tensor], x: Tensor) -> Any:
     names = [name for name, _ in layer.named_parameters()]
     return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), x)
-
-
-def test_what_torch_prints_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A newer torch prints a line for each function that it does not find in a package."""
-
-    class Printing:
-        def __init__(self, *_: object) -> None:
-            for name in ("one", "two"):
-                os.write(2, f"[WARNING] Could not dlsym {name}. This is okay if you\n".encode())
-            self.run = list
-
-    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Printing)
-    open_inductor(tmp_path / "all.pt2", {}, torch.device("cuda"))
-    (line,) = caplog.messages
-    assert all(part in line for part in ("all.pt2", "dlsym one", "dlsym two"))
