@@ -5,6 +5,7 @@ Read first: sampling.py.
 """
 
 from freezer.timing.halving import Rivals
+from freezer.timing.machine import alone, share_machine
 from freezer.timing.meters import CpuMeter, meter_of
 from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup
 from freezer.timing.sampling import policy_for, sample
@@ -15,9 +16,11 @@ __all__ = [
     "Rivals",
     "Sampling",
     "Speedup",
+    "alone",
     "meter_of",
     "over_processes",
     "policy_for",
     "sample",
+    "share_machine",
     "speedup",
 ]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-alone: Callable[[], AbstractContextManager[None]] = nullcontext
-"""Waits until this process has the machine alone. A process that shares its machine with others of
-Coldpress sets it, as the children of campaigns do.
-"""
+Alone = Callable[[], AbstractContextManager[None]]
+"""Returns a context manager that waits until this process has the machine alone."""
+
+_alone: list[Alone] = [nullcontext]
+
+
+def alone() -> AbstractContextManager[None]:
+    """Have the machine alone, if this process shares it with others of Coldpress."""
+    return _alone[-1]()
+
+
+def share_machine(by: Alone) -> None:
+    """Set how this process gets the machine alone; by default it takes it to be its own."""
+    _alone[:] = [by]

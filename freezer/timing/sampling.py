@@ -27,8 +27,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
-from freezer.timing import machine
 from freezer.timing.halving import Halving, Rivals, Round
+from freezer.timing.machine import alone
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling
 
@@ -99,7 +99,7 @@ def sample(
     rounds = _Rounds(entrants, policy, resets or {}, meter or CpuMeter(policy), rivals or {})
     for name, calls in entrants.items():
         rounds.first_calls(name, calls)
-    with machine.alone():
+    with alone():
         for name, calls in entrants.items():
             rounds.warm_up(name, calls)
         started = time.monotonic()

@@ -35,7 +35,7 @@ from pipeline.scheduling.queue import Progress, Slot, Task, memory_to_reserve
 from pipeline.scheduling.scheduler import Scheduler
 from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, judge
-from pipeline.workspace import log_place, machine_time
+from pipeline.workspace import computing, log_place
 
 IDLE_S = 1.0
 """Interval between two checks for tasks that can start while none ends."""
@@ -93,7 +93,7 @@ class Executor:
         try:
             while True:
                 while self._decided:
-                    with machine_time.computing():
+                    with computing():
                         yield self._decided.popleft()
                 if not (scheduler.num_waiting or self._running or self._decided):
                     return

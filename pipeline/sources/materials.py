@@ -28,7 +28,7 @@ from pipeline.catalog import SOURCE_RUN, Entry, of_version
 from pipeline.planning import FileDigests, source_key
 from pipeline.records import SOURCE_VERSION
 from pipeline.sources.transfer import ship, upload_sources
-from pipeline.workspace import machine_time, move_whole, staging_folder
+from pipeline.workspace import computing, move_whole, staging_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking import Described
@@ -121,7 +121,7 @@ class Materials:
         is_remote = source.kind == "mlflow" or (
             source.kind in FILE_KINDS and is_url(source.location)
         )
-        return machine_time.computing() if self._shipping or is_remote else nullcontext()
+        return computing() if self._shipping or is_remote else nullcontext()
 
     def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.

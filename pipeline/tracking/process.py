@@ -33,7 +33,7 @@ from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
-from pipeline.workspace import die_with, machine_time
+from pipeline.workspace import die_with, is_measured
 
 AHEAD = 16
 """Queued calls, one for each model, before the driver waits; an interrupt waits for them to be
@@ -204,7 +204,7 @@ class TrackerProcess:
         """Send calls to the process, one at a time, until the last."""
         try:
             while (call := self._calls.get()) is not None and not self._stops:
-                while not self._hurries and machine_time.is_measured():
+                while not self._hurries and is_measured():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
                 self._status = self._pipe.recv()

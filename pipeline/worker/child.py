@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from freezer.freezing import in_hand
-from freezer.timing import machine
+from freezer.timing import share_machine
 from pipeline.failures import classify
 from pipeline.records import Failure
-from pipeline.workspace import die_with, machine_time, oom_score
+from pipeline.workspace import alone, die_with, oom_score
 
 TEMPORARY = {
     "TMPDIR": "",
@@ -102,7 +102,7 @@ def run_child(
         _redirect(output)
         _bound(data_bytes)
         in_hand.memory = memory
-        machine.alone = machine_time.alone
+        share_machine(by=alone)
         for name, folder in TEMPORARY.items():
             os.environ[name] = str(scratch / folder)
         tempfile.tempdir = None  # it was cached before the fork

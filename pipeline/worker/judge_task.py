@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
     place, entry = workplace(request.store), request.entry
-    name = _name_of(request, request.failures)
+    name = judged_name(request.key, entry.name, request.failures)
     stored = _stored(place, name)
     if stored is not None:
         is_final = stored.verdict != "kept-previous" or not entry.limits.allow_regression
@@ -82,7 +82,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
         result = replace(result, left_out=left_out)
         if not is_final:
             return result
-        name = _name_of(request, [*request.failures, *left_out])
+        name = judged_name(request.key, entry.name, [*request.failures, *left_out])
         # Kept until it is published: a driver may die before all classes of a model are judged.
         judged = staging / "judged"
         if not result.has_artifact:
@@ -92,12 +92,6 @@ def judge(request: JudgeRequest) -> JudgeResult:
         place.keep(judged, "judged", name)
         # Another campaign may have been faster: its artifact is published.
         return _stored(place, name) or result
-
-
-def _name_of(request: JudgeRequest, failures: Collection[str]) -> str:
-    """The name of the result in the store. One with an inherited speed has another."""
-    parts = [*failures, "inherits"] if request.inherits else failures
-    return judged_name(request.key, request.entry.name, parts)
 
 
 def _result_of(end: End) -> tuple[JudgeResult, bool]:

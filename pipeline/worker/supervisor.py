@@ -32,10 +32,12 @@ from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
 from pipeline.workspace import (
+    COMPUTES,
+    WAITS,
+    MachineShare,
     become_subreaper,
     descendants,
     kill_descendants,
-    machine_time,
     oom_score,
     reap,
     remove_tree,
@@ -199,7 +201,7 @@ class _ChildWatch:
         self._worker = worker
         self._result = os.memfd_create("result")
         self._in_hand = mmap.mmap(-1, SIZE)
-        self._share = machine_time.Share()
+        self._share = MachineShare()
         self._seen = b""
         self._peak = self._sent = 0
         self._paused_s = 0.0
@@ -265,9 +267,9 @@ class _ChildWatch:
         it pauses, or waits to measure.
         """
         share, does = self._share, self._in_hand[TIME]
-        if does != machine_time.COMPUTES:
+        if does != COMPUTES:
             share.release()
-            return does == machine_time.WAITS
+            return does == WAITS
         if share.held and not share.is_wanted():
             return False
         if not share.held and share.take():

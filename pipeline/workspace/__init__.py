@@ -4,7 +4,14 @@ May import: pipeline.failures and below.
 Read first: work_folders.py.
 """
 
-from pipeline.workspace import machine_time
+from pipeline.workspace.machine_time import (
+    COMPUTES,
+    WAITS,
+    MachineShare,
+    alone,
+    computing,
+    is_measured,
+)
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
     become_subreaper,
@@ -38,19 +45,24 @@ from pipeline.workspace.work_folders import (
 )
 
 __all__ = [
+    "COMPUTES",
     "KILL_WAIT_S",
+    "WAITS",
+    "MachineShare",
     "Workplace",
+    "alone",
     "become_subreaper",
     "boot_id",
+    "computing",
     "damage_of",
     "descendants",
     "die_with",
+    "is_measured",
     "judged_name",
     "kill",
     "kill_descendants",
     "log_path",
     "log_place",
-    "machine_time",
     "move_whole",
     "note_digests",
     "oom_score",

@@ -32,7 +32,7 @@ def lock_file(name: str) -> FileIO:
     return open(folder / name, "ab", buffering=0)
 
 
-class Share:
+class MachineShare:
     """A share of the machine's time, which a process holds while it computes.
 
     Attributes:
@@ -85,7 +85,7 @@ class Share:
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
     """Hold a share of the machine's time; wait for it while a judge measures."""
-    share = Share()
+    share = MachineShare()
     try:
         share.take(wait=True)
         yield
@@ -95,7 +95,7 @@ def computing() -> Iterator[None]:
 
 def is_measured() -> bool:
     """Whether a judge measures on this machine, or waits for it."""
-    share = Share()
+    share = MachineShare()
     try:
         return share.is_wanted()
     finally:

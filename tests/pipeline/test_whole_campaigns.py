@@ -34,7 +34,7 @@ LEVEL = best_level(detect().classes)
 
 
 RETRAINED = """
-defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
+defaults: {{recipes: [{recipes}], threads: [1], limits: {{speedup_min: 0.01}}}}
 models:
   - name: again
     source: python:campaign_models:retrained
@@ -166,15 +166,37 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
+def reached(folder: Path, seed: int, recipes: str) -> tuple[Done, dict[str, Any]]:
+    """A campaign over a model with these weights, and its outcome for this machine's class."""
+    write_catalog(folder, RETRAINED.format(seed=seed, folder=folder, recipes=recipes))
+    done = run(drive(folder), folder)
+    return done, outcomes(folder)["again", str(LEVEL)]
+
+
+@pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
+def test_retrained_model_inherits_its_speed(tmp_path: Path) -> None:
+    """On a machine too busy to time anything, without building what lost before."""
+    assert reached(tmp_path, 0, "auto")[1]["verdict"] == "published"
+    (tmp_path / "busy").touch()
+    done, outcome = reached(tmp_path, 1, "auto")
+    assert (done.returncode, outcome["verdict"], outcome["version"]) == (0, "published", 2), outcome
+    assert outcome["clock"] == "inherited"
+    assert f"again {LEVEL} torchscript-optimized: skipped" in done.stdout
+    store = Store.open(str(tmp_path / "store"))
+    latest = store.version("again")
+    manifests = [store.manifest(latest, name) for name in latest.images]
+    assert {manifest.device_class for manifest in manifests} == {LEVEL, PORTABLE}
+    assert len({manifest.provenance["weights"] for manifest in manifests}) == 1
+    assert reached(tmp_path, 1, "auto")[1]["cached"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 def test_retrained_model_on_a_busy_machine_serves_new_weights(tmp_path: Path) -> None:
-    """Of all classes, with the earlier speed; the next campaign repeats only the timing."""
+    """With requested recipes, of which all are timed; the next campaign repeats only that."""
 
     def reach(seed: int) -> tuple[Done, dict[str, Any]]:
-        write_catalog(tmp_path, RETRAINED.format(seed=seed, folder=tmp_path))
-        done = run(drive(tmp_path), tmp_path)
-        return done, outcomes(tmp_path)["again", str(LEVEL)]
+        return reached(tmp_path, seed, "torchscript-frozen")
 
     assert reach(0)[1]["verdict"] == "published"
     (tmp_path / "busy").touch()

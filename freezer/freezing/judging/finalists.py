@@ -32,7 +32,7 @@ from freezer.freezing.judging.timed_cells import shares, time_cell, with_figures
 from freezer.freezing.judging.verdicts import over_footprint, ranked
 from freezer.runtime.devices import CPU
 from freezer.runtime.torch_settings import plain_precision
-from freezer.timing import Sampling, machine
+from freezer.timing import Sampling, alone
 
 logger = logging.getLogger("coldpress")
 
@@ -110,7 +110,7 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
         with path.open("wb") as file:
             _Pickler(file).dump(call)
         request, timeout_s = [str(path), str(root)], session.limits.timeout_s / 3
-        with machine.alone():
+        with alone():
             answer = ask_fresh_process(__file__, request, "time the finalists", timeout_s)
     sampling = Sampling(**answer)
     if not sampling.stable:

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError
-from freezer.timing import machine as timing_machine
+from freezer.timing import alone
 from pipeline.records import Failure
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
-from pipeline.workspace import machine_time
+from pipeline.workspace import is_measured
 from tests.support import faults
 from tests.support.raylets import wait_until
 
@@ -380,7 +380,7 @@ with alone():
 
 def test_killed_judge_leaves_the_machine(tmp_path: Path) -> None:
     judge = subprocess.Popen([sys.executable, "-c", MEASURE, "600"])
-    wait_until(machine_time.is_measured, "the judge measures")
+    wait_until(is_measured, "the judge measures")
     judge.kill()
     judge.wait()
     assert isolated(tmp_path, add, 1, 2).value[0] == 3
@@ -389,7 +389,7 @@ def test_killed_judge_leaves_the_machine(tmp_path: Path) -> None:
 def measure_s() -> float:
     """How long a child waits for the machine."""
     start = time.monotonic()
-    with timing_machine.alone():
+    with alone():
         return time.monotonic() - start
 
 
