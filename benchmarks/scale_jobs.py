@@ -206,8 +206,13 @@ def idle_build(request: BuildRequest) -> tuple[BuildResult, ...]:
     return tuple(BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items())
 
 
-def idle_judge(request: JudgeRequest) -> JudgeResult:
-    """A judge that returns the template as the model's artifact."""
+def idle_judge(request: JudgeRequest) -> tuple[JudgeResult, ...]:
+    """Judges that return the template as the model's artifact."""
+    requests = (request, request.beside) if request.beside else (request,)
+    return tuple(map(_idle_judge, requests))
+
+
+def _idle_judge(request: JudgeRequest) -> JudgeResult:
     template = Artifact.read(Path(request.store) / WORK / TEMPLATE)
     result = JudgeResult(
         verdict="published",

@@ -177,7 +177,7 @@ class Executor:
             )
         self._scheduler.record_start(tasks, slot)
         request = (
-            self._build_request(tasks, entry) if task.recipe else self._judge_request(task, entry)
+            self._build_request(tasks, entry) if task.recipe else self._judge_request(tasks, entry)
         )
         handle = self._fleet.cluster.start(
             build if task.recipe else judge,
@@ -200,7 +200,14 @@ class Executor:
             store=self._store.uri,
         )
 
-    def _judge_request(self, task: Task, entry: Entry) -> JudgeRequest:
+    def _judge_request(self, tasks: Sequence[Task], entry: Entry) -> JudgeRequest:
+        """The request of a judge, and of that of `portable` beside it."""
+        task, *others = tasks
+        beside = None
+        if others:
+            limits, objective = others[0].item.entry.limits, others[0].item.entry.objective
+            entry_beside = replace(entry, limits=limits, objective=objective)
+            beside = self._judge_request(others, entry_beside)
         item, state = task.item, task.progress.state
         results = state.results.items()
         contest = None if state.needs_contest else self._records.speeds.contest(item)
@@ -218,6 +225,7 @@ class Executor:
             campaign=self._ledger.campaign,
             store=self._store.uri,
             failures={name: result.problem for name, result in results if result.failure},
+            beside=beside,
         )
 
     def _limits_of(self, item: Item, node: Node) -> str:
@@ -248,7 +256,8 @@ class Executor:
         """Report a group of builds, or one judge, that ended to the state machine."""
         if tasks[0].recipe is None:
             lost = JudgeResult(verdict="failed", reason="")
-            self._judge_ended(tasks[0], done, done.value or lost)
+            for task, judged in zip(tasks, done.value or [lost] * len(tasks), strict=True):
+                self._judge_ended(task, done, judged)
             return
         built: dict[str, BuildResult] = {result.recipe: result for result in done.value or ()}
         for task in tasks:

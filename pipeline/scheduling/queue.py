@@ -211,23 +211,21 @@ class Queue:
         self.remove(alike)
         return alike
 
-    def take_portable(self, build: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
-        """Remove and return the build of `portable` for the model of a build of a CPU class, which
-        shares its captures, if the node may build it.
+    def take_portable(self, task: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
+        """Remove and return the build or judge of `portable` for the model of one of a CPU class,
+        which shares its captures or reference, if the node may run it.
         """
-        item = build.item
+        item = task.item
         line = self._lines[PORTABLE]
         if item.device_class == PORTABLE or takes_gpu(item.device_class):
             return []
-        for task in islice(line, LOOK_AHEAD):
-            is_alike = (task.item.entry.name, task.item.num_threads) == (
-                item.entry.name,
-                item.num_threads,
-            )
-            failures = task.progress.state.attempts_of(task.recipe).failures
-            if is_alike and not failures and fits(task, slot.node, nodes):
-                line.remove(task)
-                return [task]
+        alike = (item.entry.name, item.num_threads)
+        for other in islice(line, LOOK_AHEAD):
+            failures = other.progress.state.attempts_of(other.recipe).failures
+            is_alike = (other.item.entry.name, other.item.num_threads) == alike
+            if is_alike and not failures and fits(other, slot.node, nodes):
+                line.remove(other)
+                return [other]
         return []
 
     def remove(self, tasks: Collection[Task]) -> None:

@@ -82,7 +82,7 @@ class Scheduler:
                 if not slot.has_room:
                     slots.remove(slot)
                 elif judge := self._judges.take(slot, nodes):
-                    yield slot, [judge]
+                    yield slot, [judge, *self._judges.take_portable(judge, slot, nodes)]
                 elif build := self._builds.take(slot, nodes):
                     num_waiting = 1 + self._builds.num_for(slot.node, nodes)
                     num_tasks = math.ceil(num_waiting / num_cpus)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from freezer.freezing import in_hand
-from freezer.timing import share_machine
 from pipeline.failures import classify
 from pipeline.records import Failure
 from pipeline.workspace import alone, die_with, oom_score
@@ -95,6 +94,8 @@ def run_child(
         data_bytes: see supervisor.Bounds.
         memory: for what it has in hand.
     """
+    from freezer.timing import share_machine  # it imports torch, as the forkserver has
+
     try:
         child = os.getpid()
         os.setsid()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +39,7 @@ from pipeline.workspace import (
 )
 
 if TYPE_CHECKING:
-    from freezer.freezing.judging import Incumbent, Judgement
+    from freezer.freezing.judging import Incumbent, Judgement, Session
     from freezer.freezing.target import Target
 
 NICENESS = -10
@@ -53,52 +55,90 @@ WITHOUT = {
 """Words for a judge without something other than a candidate."""
 
 
-def judge(request: JudgeRequest) -> JudgeResult:
-    """Judge the candidates, unless the store contains an undisturbed judge's result for the same
-    ones.
+def judge(request: JudgeRequest) -> tuple[JudgeResult, ...]:
+    """Judge the candidates, and those of `request.beside`, unless the store contains results of
+    undisturbed judges for the same ones; return a result for each.
+    """
+    place = workplace(request.store)
+    if request.beside is None:
+        return (_stored_result(place, request) or _judge(place, request)[0],)
+    requests = (replace(request, beside=None), request.beside)
+    stored = [_stored_result(place, each) for each in requests]
+    results = (None, None) if any(stored) else _judge(place, request)
+    known = zip(requests, stored, results, strict=True)
+    return tuple(first or second or judge(each)[0] for each, first, second in known)
+
+
+def _stored_result(place: Workplace, request: JudgeRequest) -> JudgeResult | None:
+    """Return the result of an undisturbed judge in the store; remove another one."""
+    name = judged_name(request.key, request.entry.name, request.failures)
+    stored = _stored(place, name)
+    if stored is None:
+        return None
+    is_final = stored.verdict != "kept-previous" or not request.entry.limits.allow_regression
+    if is_final and stored.verdict != "unstable":
+        return stored
+    place.drop("judged", name)
+    return None
+
+
+def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeResult | None]:
+    """Judge in children, and store the results that are kept. That of `beside` is None if it has to
+    be judged alone.
     """
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
-    place, entry = workplace(request.store), request.entry
-    name = judged_name(request.key, entry.name, request.failures)
-    stored = _stored(place, name)
-    if stored is not None:
-        is_final = stored.verdict != "kept-previous" or not entry.limits.allow_regression
-        if is_final and stored.verdict != "unstable":
-            return stored
-        place.drop("judged", name)
+    entry, beside = request.entry, request.beside
     with staging_folder(str(place.root)) as staging:
         # A store in a folder holds the candidates itself; those of a bucket are brought here.
         work = staging if place.remote is not None else place.root / WORK
-        folders = {recipe: work / "candidates" / key for recipe, key in request.builds.items()}
-        damage = _bring_candidates(place, request, folders)
+        builds = {**request.builds, **(beside.builds if beside else {})}
+        folders = {recipe: work / "candidates" / key for recipe, key in builds.items()}
+        damage = _bring_candidates(place, builds, folders)
         if damage is not None:
             failure = Failure(kind="disk", code=IntegrityError.code, message=damage)
-            return JudgeResult.of_failure(failure)
+            return JudgeResult.of_failure(failure), None
         request = replace(request, entry=download_sources(entry, place))
         end, left_out = _judge_in_children(request, staging, folders)
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
         result, is_final = _result_of(end)
         result = replace(result, left_out=left_out)
-        if not is_final:
-            return result
-        name = judged_name(request.key, entry.name, [*request.failures, *left_out])
-        # Kept until it is published: a driver may die before all classes of a model are judged.
-        judged = staging / "judged"
-        if not result.has_artifact:
-            remove_tree(judged)
-            make_folder(judged)
-        write_whole(judged / "result.json", json.dumps(flat_json(result)).encode())
-        place.keep(judged, "judged", name)
-        # Another campaign may have been faster: its artifact is published.
-        return _stored(place, name) or result
+        if is_final:
+            failures = [*request.failures, *left_out]
+            result = _keep(place, staging / request.device_class, request, result, failures)
+        if beside is None or len(end.parts) < (1 if end.failure else 2):
+            return result, None
+        of_beside = replace(end.parts[0], peak_bytes=end.peak_bytes)
+        if not of_beside.contest:
+            folder = staging / beside.device_class
+            of_beside = _keep(place, folder, beside, of_beside, beside.failures)
+        return result, of_beside
+
+
+def _keep(
+    place: Workplace,
+    judged: Path,
+    request: JudgeRequest,
+    result: JudgeResult,
+    failures: Collection[str],
+) -> JudgeResult:
+    """Store a result with its artifact until it is published: a driver may die before all classes
+    of a model are judged. Return the stored one: another campaign may have been faster.
+    """
+    name = judged_name(request.key, request.entry.name, failures)
+    if not result.has_artifact:
+        remove_tree(judged)
+        make_folder(judged)
+    write_whole(judged / "result.json", json.dumps(flat_json(result)).encode())
+    place.keep(judged, "judged", name)
+    return _stored(place, name) or result
 
 
 def _result_of(end: End) -> tuple[JudgeResult, bool]:
     """Return the result of a judge, and whether it is kept."""
     failure = end.failure
     if failure is None:
-        result: JudgeResult = end.value
+        result: JudgeResult = end.parts[-1]
         is_final = (result.verdict != "unstable" or result.has_artifact) and not result.contest
     else:
         result = JudgeResult.of_failure(failure)
@@ -112,22 +152,32 @@ def _judge_in_children(
     """Judge in a child. If it ends with something in hand, judge in another one without that.
 
     Returns:
-        The end of the last child, with the duration of all; and the candidates that were left out,
-        with the reasons. If none is left, the judge has failed.
+        The end of the last child, with the duration of all, and the result of `beside` as its first
+        part if there is one; and the candidates that were left out, with the reasons. If none is
+        left, the judge has failed.
     """
     digest, problem = bring_previous(request, staging)
     request = replace(request, previous=digest)
+    if request.beside is not None:
+        digest, _ = bring_previous(request.beside, staging)
+        request = replace(request, beside=replace(request.beside, previous=digest))
     notes = [f"{WITHOUT[PREVIOUS]}: {problem}"] if problem else []
     left_out: dict[str, Failure] = {}
     wall_s = 0.0
+    parts: tuple[JudgeResult, ...] = ()
     while True:
         end = in_child(_judge_child, request, staging, folders)
         wall_s += end.wall_s
         if end.failure is None:
-            reason = "; ".join([end.value.reason, *notes])
-            end = replace(end, value=replace(end.value, reason=reason))
+            *others, result = end.parts
+            result = replace(result, reason="; ".join([result.reason, *notes]))
+            end = replace(end, parts=(*parts, *others, result))
             break
+        beside, parts = request.beside, parts or end.parts
+        request = replace(request, beside=None)
         name, _, activity = end.in_hand.partition("\n")
+        if beside is not None and name in beside.builds:
+            continue  # it is judged alone
         message = f"failed: {end.failure.kind} while {activity}: {end.failure.message}"
         failure = replace(end.failure, message=message)
         again = _without(request, name, failure)
@@ -166,7 +216,7 @@ def _stored(place: Workplace, name: str) -> JudgeResult | None:
 
 
 def _bring_candidates(
-    place: Workplace, request: JudgeRequest, folders: Mapping[str, Path]
+    place: Workplace, builds: Mapping[str, str], folders: Mapping[str, Path]
 ) -> str | None:
     """Fetch the candidates of a judge to this machine.
 
@@ -174,7 +224,7 @@ def _bring_candidates(
         How a candidate is damaged, or None. A damaged one is removed, so that it is built again.
     """
     for recipe, folder in folders.items():
-        key, damage = request.builds[recipe], f"the candidate of {recipe} is missing"
+        key, damage = builds[recipe], f"the candidate of {recipe} is missing"
         try:
             if place.bring("candidates", key, folder):
                 damage = damage_of(folder) or ""
@@ -186,15 +236,13 @@ def _bring_candidates(
     return None
 
 
-def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Path]) -> JudgeResult:
-    from freezer.freezing.candidates import Candidate
-    from freezer.freezing.judging import judge, open_session
-    from freezer.freezing.lowering import objects_kept_in
-    from freezer.freezing.payload_sets import with_other_payloads
+def _judge_child(
+    request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
+) -> Iterator[JudgeResult]:
+    """Judge the candidates of `beside`, then those of the request; write what they publish."""
+    from freezer.freezing.judging import open_session
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
-    from freezer.freezing.write_judged import write_judged
-    from freezer.runtime.devices import host_fingerprint
 
     take_precedence()
     entry = request.entry
@@ -208,28 +256,51 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
         objective=entry.objective,
         task_metric=metric or None,
     )
-    incumbent = open_previous(request.previous, staging, target) if request.previous else None
-    candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
+    for each in (request.beside, request):
+        if each is not None:
+            yield _judge_one(each, session, staging, folders)
+
+
+def _judge_one(
+    request: JudgeRequest, session: Session, staging: Path, folders: Mapping[str, Path]
+) -> JudgeResult:
+    from freezer.freezing.candidates import Candidate
+    from freezer.freezing.judging import for_portable, judge
+    from freezer.freezing.lowering import objects_kept_in
+    from freezer.freezing.payload_sets import with_other_payloads
+    from freezer.freezing.write_judged import write_judged
+    from freezer.runtime.devices import host_fingerprint
+
+    started = time.monotonic()
+    if request.device_class != session.target.device_class.name:
+        counts = (request.num_threads, *request.further_threads)
+        session = for_portable(session, counts, request.entry.limits, request.policy)
     if request.inherits:
         session = replace(session, timed=False)
+    incumbent = None
+    if request.previous:
+        incumbent = open_previous(request.previous, staging, session.target)
+    candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
     judgement = judge(session, candidates, incumbent)
     if request.inherits and (why := _why_contest(judgement, request)):
         return JudgeResult(verdict="failed", reason=why, contest=why)
     if judgement.winner is not None and request.further:
-        make_folder(staging / "further")
+        further = Path(tempfile.mkdtemp(prefix="further-", dir=staging))
         hold(FURTHER)
         with objects_kept_in(workplace(request.store).objects):
-            judgement = with_other_payloads(session, judgement, staging / "further")
+            judgement = with_other_payloads(session, judgement, further)
+        hold("")
     artifact, note = write_judged(
         session,
         judgement,
-        dest=staging / "judged" / "artifact",
-        provenance={"source": str(entry.source), "campaign": request.campaign},
+        dest=staging / request.device_class / "artifact",
+        provenance={"source": str(request.entry.source), "campaign": request.campaign},
         failures=request.failures,
     )
     judgement = replace(judgement, reason=judgement.reason + note)
     result = summary(request, judgement, host_fingerprint())
-    return replace(result, has_artifact=artifact is not None)
+    judge_s = time.monotonic() - started
+    return replace(result, has_artifact=artifact is not None, judge_s=judge_s)
 
 
 def _why_contest(judgement: Judgement, request: JudgeRequest) -> str:
@@ -253,7 +324,7 @@ def take_precedence() -> None:
 
 
 FOLDER = "previous"
-"""Folder of a judge's staging with the artifact."""
+"""Folder of a judge's staging with the artifact of each class."""
 
 
 def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
@@ -277,8 +348,9 @@ def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, st
         image = version.images.get(request.device_class)
         if image is None:
             return None, ""
-        make_folder(staging / FOLDER)
-        store.materialize(version, request.device_class, staging / FOLDER)
+        folder = staging / FOLDER / request.device_class
+        make_folder(folder)
+        store.materialize(version, request.device_class, folder)
     except NotPublishedError:
         return None, ""
     except IntegrityError as error:
@@ -298,9 +370,9 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     from freezer.freezing.judging import Incumbent
     from freezer.serving.load import load
 
-    artifact = Artifact.read(staging / FOLDER)
-    problem = None
     made_for = target.device_class
+    artifact = Artifact.read(staging / FOLDER / made_for.name)
+    problem = None
     device = str(target.device) if made_for.kind == "cuda" else None
     take(PREVIOUS, "opening")
     try:

@@ -96,6 +96,7 @@ class JudgeRequest:
         drift_max: error ratio above which it does not.
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
+        beside: the judge of `portable` for the same model, which shares its reference.
     """
 
     key: str
@@ -112,6 +113,7 @@ class JudgeRequest:
     drift_max: float = math.inf
     previous: str | None = None
     further: bool = True
+    beside: JudgeRequest | None = None
 
 
 @dataclass(

@@ -50,6 +50,8 @@ class Fake(NoRay):
                 replace(value, key=first),
                 *(replace(self.ends.pop(0).value, key=key) for key in others),
             )
+        if value and isinstance(request, JudgeRequest):
+            value = (value, self.ends.pop(0).value) if request.beside else (value,)
         return [replace(done, handle=handles[0], value=value)]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:

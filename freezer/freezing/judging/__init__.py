@@ -9,6 +9,7 @@ from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
 from freezer.freezing.judging.session import (
     Session,
     TaskMetric,
+    for_portable,
     judging_conditions,
     open_session,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Session",
     "TaskMetric",
     "Trial",
+    "for_portable",
     "judge",
     "judging_conditions",
     "kept_payloads",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.models import Subject, to_device
-from freezer.freezing.target import Target
+from freezer.freezing.target import Target, target_here
 from freezer.hardware import PORTABLE, this_host
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import plain_precision, threads
@@ -105,6 +105,25 @@ def open_session(
         reference=reference,
         gate=Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64),
         timed=timed,
+    )
+
+
+def for_portable(
+    session: Session, thread_counts: Sequence[int], limits: Limits, policy: SamplingPolicy
+) -> Session:
+    """The session of `portable` for the model of a CPU session, with the same reference.
+
+    Args:
+        session: the session of a CPU class with the same deciding thread count.
+        thread_counts, limits, policy: those of the judge of `portable`.
+    """
+    return replace(
+        session,
+        target=target_here(PORTABLE, thread_counts),
+        limits=limits,
+        policy=policy_for("p50", policy),
+        objective="p50",
+        on_drift_alone=True,
     )
 
 

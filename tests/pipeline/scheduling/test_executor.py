@@ -76,7 +76,7 @@ class Workers(NoRay):
             result = JudgeResult.of_failure(
                 Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong")
             )
-        return [Done(handle=handles[0], value=result)]
+        return [Done(handle=handles[0], value=(result,))]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         assert not handles
@@ -144,7 +144,9 @@ class Disturbed(Workers):
         request, (done,) = self._tasks[handles[0]], super().wait(handles, timeout_s)
         if isinstance(request, JudgeRequest) and request.entry.name == "a" and self._times:
             self._times -= 1
-            return [replace(done, value=replace(done.value, verdict="unstable", reason="too busy"))]
+            [result] = done.value
+            unstable = replace(result, verdict="unstable", reason="too busy")
+            return [replace(done, value=(unstable,))]
         return [done]
 
 
@@ -182,7 +184,7 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
     class Large(Workers):
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
             (done,) = super().wait(handles, timeout_s)
-            if isinstance(done.value, JudgeResult):
+            if isinstance(done.value[0], JudgeResult):
                 return [done]
             return [
                 replace(

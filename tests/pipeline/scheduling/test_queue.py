@@ -178,3 +178,19 @@ def test_portable_prefers_nodes_like_the_drivers() -> None:
         assert fits(task, node_, [node_])
         assert not fits(task, node_, [node_, here])
     assert fits(task, here, [other, emulated, here])
+
+
+def test_portable_goes_with_the_class_of_its_model() -> None:
+    here = node("here", V3, num_cpus=8)
+    slot = Slot(node=here)
+    portable, build, judge = (
+        waiting(ANY, recipe="portable"),
+        waiting(V3, recipe="inductor-frozen"),
+        waiting(V3),
+    )
+    queue = queue_of(portable)
+    assert queue.take_portable(build, Slot(node=replace(here, classes=(V3,))), (here,)) == []
+    assert queue.take_portable(build, slot, (here,)) == [portable]
+    assert queue.take_portable(judge, slot, (here,)) == [], "it was taken"
+    threads = waiting(ANY, judge_cpus=4)
+    assert queue_of(threads).take_portable(judge, slot, (here,)) == [], "it has other threads"

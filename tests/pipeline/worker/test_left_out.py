@@ -16,9 +16,10 @@ from freezer.artifact import Artifact
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from pipeline.failures import CODES
-from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build
 from pipeline.workspace import note_digests, workplace
 from tests.support.campaigns import GOOD_FOLDER, good_entry, judged_folder
+from tests.support.judges import judge
 from tests.support.steps import BATCH, HERE, QUICK
 
 RECIPES = ("torchscript-frozen", "torchscript-exact", "inductor-frozen", "inductor", "onnxruntime")

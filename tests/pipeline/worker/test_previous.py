@@ -16,10 +16,11 @@ from freezer.spec import InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.failures import CODES
 from pipeline.records import Failure
-from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build
 from pipeline.worker.child import End
 from pipeline.workspace import workplace
 from tests.support.campaigns import GOOD_FOLDER, good_entry, judged_folder
+from tests.support.judges import judge
 from tests.support.steps import HERE, QUICK, blob_of, flip_a_byte
 
 RECIPE = "torchscript-frozen"
@@ -94,7 +95,7 @@ def test_death_with_the_old_artifact(
     def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         asked.append(request.previous is not None)
         if request.previous is None:
-            return End(value=JudgeResult(verdict="published", reason="it is fast"))
+            return End(parts=(JudgeResult(verdict="published", reason="it is fast"),))
         failure = Failure(kind=kind, code=CODES[kind], message="the child ended")
         return End(failure=failure, in_hand=in_hand)
 

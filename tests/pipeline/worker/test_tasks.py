@@ -26,13 +26,13 @@ from pipeline.worker import (
     JudgeRequest,
     JudgeResult,
     build,
-    judge,
 )
 from pipeline.worker.child import End
 from pipeline.workspace import log_path, workplace
 from tests.support.campaigns import GOOD_FOLDER as MODELS
 from tests.support.campaigns import good_entry as entry
 from tests.support.campaigns import judged_folder
+from tests.support.judges import judge
 from tests.support.steps import HERE, QUICK, python
 
 
@@ -109,7 +109,7 @@ def test_death_in_a_further_build_leaves_the_verdict(
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         asked.append(request.further_threads)
         if not request.further:
-            return End(value=JudgeResult(verdict="published", reason="it is fast"))
+            return End(parts=(JudgeResult(verdict="published", reason="it is fast"),))
         failure = Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
         return End(failure=failure, in_hand=f"{FURTHER}\nopening")
 
