@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from pipeline.cluster import Ask, Done, Node
 from pipeline.failures import CODES
@@ -39,6 +40,7 @@ class Scheduler:
         self._fleet = fleet
         self._builds = Queue()
         self._judges = Queue()
+        self._repeated = Queue()
         self._slots: dict[str, Slot] = {}
         self._started: set[Task] = set()
         self._without_node: dict[str, float] = {}
@@ -48,11 +50,20 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Number of builds and judges that wait for a node."""
-        return len(self._builds) + len(self._judges)
+        return sum(map(len, self._queues))
+
+    @property
+    def _queues(self) -> tuple[Queue, ...]:
+        """The queues, in the order in which a node takes from them: disturbed judges are repeated
+        when there is nothing else to do.
+        """
+        return self._judges, self._builds, self._repeated
 
     def add(self, task: Task, *, first: bool = False) -> None:
         """Let a task wait for a node; `first` puts it before the others of its class."""
         queue = self._builds if task.recipe else self._judges
+        if task.recipe is None and not first and task.progress.state.attempts_of(None).failures:
+            queue = self._repeated
         queue.add(task, first=first)
 
     def tick(self) -> None:
@@ -89,6 +100,8 @@ class Scheduler:
                     portable = self._builds.take_portable(build, slot, nodes)
                     alike = self._builds.take_alike(build, num_tasks - 1, slot, nodes)
                     yield slot, [build, *portable, *alike]
+                elif judge := self._repeated.take(slot, nodes):
+                    yield slot, [judge]
                 else:
                     slots.remove(slot)
 
@@ -120,7 +133,7 @@ class Scheduler:
         failed: dict[Task, Failure] = {}
         without_node: dict[str, float] = {}
         self._unserved = {}
-        for task in (*self._builds, *self._judges, *self._started):
+        for task in (*chain.from_iterable(self._queues), *self._started):
             name = task.device_class
             serving = [node for node in self._fleet.nodes if serves(task, node)]
             if not any(node.num_cpus >= task.judge_cpus for node in serving):
@@ -137,7 +150,7 @@ class Scheduler:
             if problem is not None:
                 failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
         self._without_node = without_node
-        for queue in (self._builds, self._judges):
+        for queue in self._queues:
             queue.remove(failed)
         return list(failed.items())
 
@@ -146,13 +159,14 @@ class Scheduler:
         task, and for other classes cores for the waiting tasks, up to a doubling.
         """
         asked = Counter[Ask]()
-        for name in {*self._builds.classes(), *self._judges.classes(), *self._unserved}:
+        waiting = {name for queue in self._queues for name in queue.classes()}
+        for name in waiting | self._unserved.keys():
             if name in self._unserved:
                 asked[self._unserved[name]] = 1
                 continue
             slots = [slot for slot in self._slots.values() if name in slot.node.classes]
             num_cpus = sum(slot.node.num_cpus for slot in slots)
-            num_waiting = self._builds.num_of(name) + self._judges.num_of(name)
+            num_waiting = sum(queue.num_of(name) for queue in self._queues)
             asked[Ask(device_class=name)] = min(num_waiting, MAX_ASKED * num_cpus)
         return asked
 

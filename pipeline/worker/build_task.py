@@ -152,12 +152,9 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
             if place.remote is None:  # a bucket's marker has its own digests
                 note_digests(folder)
             place.keep(folder, "candidates", key)
+        architecture = architecture_digest(subject, target)
         result = BuildResult(
-            key=key,
-            recipe=recipe,
-            failure=failure,
-            wall_s=wall_s,
-            architecture=architecture_digest(subject, target),
+            key=key, recipe=recipe, failure=failure, wall_s=wall_s, architecture=architecture
         )
         yield result, _printed_bytes()
         if attempts is None:

@@ -16,16 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.artifact import Artifact
-from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
+from freezer.errors import IntegrityError
 from freezer.files import make_folder, write_whole
-from freezer.freezing.in_hand import FURTHER, PREVIOUS, hold, take
-from freezer.hardware import PORTABLE
-from freezer.store import WORK, Store
+from freezer.freezing.in_hand import FURTHER, PREVIOUS, hold
+from freezer.store import WORK
 from pipeline.failures import decide, retry_rank
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
+from pipeline.worker.previous import bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 from pipeline.worker.task_child import LOG, in_child, load_subject
 from pipeline.workspace import (
@@ -39,8 +38,7 @@ from pipeline.workspace import (
 )
 
 if TYPE_CHECKING:
-    from freezer.freezing.judging import Incumbent, Judgement, Session
-    from freezer.freezing.target import Target
+    from freezer.freezing.judging import Judgement, Session
 
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
@@ -156,12 +154,7 @@ def _judge_in_children(
         part if there is one; and the candidates that were left out, with the reasons. If none is
         left, the judge has failed.
     """
-    digest, problem = bring_previous(request, staging)
-    request = replace(request, previous=digest)
-    if request.beside is not None:
-        digest, _ = bring_previous(request.beside, staging)
-        request = replace(request, beside=replace(request.beside, previous=digest))
-    notes = [f"{WITHOUT[PREVIOUS]}: {problem}"] if problem else []
+    request, notes = _with_previous(request, staging)
     left_out: dict[str, Failure] = {}
     wall_s = 0.0
     parts: tuple[JudgeResult, ...] = ()
@@ -174,7 +167,7 @@ def _judge_in_children(
             end = replace(end, parts=(*parts, *others, result))
             break
         beside, parts = request.beside, parts or end.parts
-        request = replace(request, beside=None)
+        request, end = replace(request, beside=None), replace(end, parts=parts)
         name, _, activity = end.in_hand.partition("\n")
         if beside is not None and name in beside.builds:
             continue  # it is judged alone
@@ -192,6 +185,16 @@ def _judge_in_children(
                 break
         request = again
     return replace(end, wall_s=wall_s), left_out
+
+
+def _with_previous(request: JudgeRequest, staging: Path) -> tuple[JudgeRequest, list[str]]:
+    """Bring the artifacts that serve now; return the request with them, and why one is missing."""
+    digest, problem = bring_previous(request, staging)
+    request = replace(request, previous=digest)
+    if request.beside is not None:
+        digest, _ = bring_previous(request.beside, staging)
+        request = replace(request, beside=replace(request.beside, previous=digest))
+    return request, [f"{WITHOUT[PREVIOUS]}: {problem}"] if problem else []
 
 
 def _without(request: JudgeRequest, name: str, failure: Failure) -> JudgeRequest | None:
@@ -321,74 +324,3 @@ def take_precedence() -> None:
     if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-
-
-FOLDER = "previous"
-"""Folder of a judge's staging with the artifact of each class."""
-
-
-def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
-    """Bring the artifact that `latest` has for the class of a judge.
-
-    Args:
-        request: of the judge.
-        staging: folder of the judge.
-
-    Returns:
-        The digest of its image manifest, or None, and the reason if it cannot be read.
-
-    Raises:
-        StoreUnreachableError: the store cannot be read.
-    """
-    if request.device_class == PORTABLE and not request.inherits:
-        return None, ""
-    store = Store.open(request.store, create=True)
-    try:
-        version = store.version(request.entry.name)
-        image = version.images.get(request.device_class)
-        if image is None:
-            return None, ""
-        folder = staging / FOLDER / request.device_class
-        make_folder(folder)
-        store.materialize(version, request.device_class, folder)
-    except NotPublishedError:
-        return None, ""
-    except IntegrityError as error:
-        return None, str(error)
-    return image.digest, ""
-
-
-def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
-    """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it
-    serves here.
-
-    Args:
-        digest: of its image manifest.
-        staging: folder of the judge.
-        target: of the judge.
-    """
-    from freezer.freezing.judging import Incumbent
-    from freezer.serving.load import load
-
-    made_for = target.device_class
-    artifact = Artifact.read(staging / FOLDER / made_for.name)
-    problem = None
-    device = str(target.device) if made_for.kind == "cuda" else None
-    take(PREVIOUS, "opening")
-    try:
-        load(
-            artifact.folder,
-            device_class=made_for.name,
-            threads=target.num_threads,
-            device=device,
-            strict=True,
-        )
-    except IncompatibleError as error:
-        problem = "; ".join(map(str, error.ladder))
-    take("")
-    return Incumbent(
-        folder=artifact.folder,
-        manifest=artifact.manifest,
-        digest=digest,
-        problem=problem,
-    )

@@ -150,8 +150,8 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
 
     Args:
         session: the session of the judgement.
-        judgement: the judgement; returned unchanged if the winner needs torch alone, or nothing
-            that does passed the drift gate without ties, and meets the limits on size and memory.
+        judgement: the judgement; unchanged if the winner needs torch alone, or nothing that does
+            passed the drift gate without ties, and meets the limits on size and memory.
     """
     winner = judgement.winner
     if winner is None or not _needs_engine(winner):
@@ -173,13 +173,7 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
         return to_the_end, trial.speedup.value if trial.speedup else 0.0
 
     best = max(alone, key=rank)
-    second = replace(
-        judgement,
-        winner=best,
-        best=best,
-        previous=None,
-        inherited=None,
-    )
+    second = replace(judgement, winner=best, best=best, previous=None, inherited=None)
     try:
         second = second.with_winner(with_cold_start(session, best))
     except JudgeError as error:
