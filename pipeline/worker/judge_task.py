@@ -150,9 +150,8 @@ def _judge_in_children(
     """Judge in a child. If it ends with something in hand, judge in another one without that.
 
     Returns:
-        The end of the last child, with the duration of all, and the result of `beside` as its first
-        part if there is one; and the candidates that were left out, with the reasons. If none is
-        left, the judge has failed.
+        The end of the last child, with the duration of all, first the result of `beside` if there
+        is one; and the candidates left out, with the reasons. If none is left, the judge has failed.
     """
     request, notes = _with_previous(request, staging)
     left_out: dict[str, Failure] = {}
@@ -161,7 +160,8 @@ def _judge_in_children(
     while True:
         end = in_child(_judge_child, request, staging, folders)
         wall_s += end.wall_s
-        if end.failure is None:
+        failure = end.failure
+        if failure is None:
             *others, result = end.parts
             result = replace(result, reason="; ".join([result.reason, *notes]))
             end = replace(end, parts=(*parts, *others, result))
@@ -171,8 +171,8 @@ def _judge_in_children(
         name, _, activity = end.in_hand.partition("\n")
         if beside is not None and name in beside.builds:
             continue  # it is judged alone
-        message = f"failed: {end.failure.kind} while {activity}: {end.failure.message}"
-        failure = replace(end.failure, message=message)
+        message = f"failed: {failure.kind} while {activity}: {failure.message}"
+        failure = replace(failure, message=message)
         again = _without(request, name, failure)
         if again is None:
             break
