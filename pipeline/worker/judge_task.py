@@ -150,8 +150,8 @@ def _judge_in_children(
     """Judge in a child. If it ends with something in hand, judge in another one without that.
 
     Returns:
-        The end of the last child, with the duration of all, first the result of `beside` if there
-        is one; and the candidates left out, with the reasons. If none is left, the judge has failed.
+        The end of the last child, with the duration of all, and first the result of `beside` if
+        there is one; the candidates left out, and why. If none is left, the judge has failed.
     """
     request, notes = _with_previous(request, staging)
     left_out: dict[str, Failure] = {}
