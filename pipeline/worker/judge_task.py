@@ -154,8 +154,7 @@ def _judge_in_children(
         there is one; the candidates left out, and why. If none is left, the judge has failed.
     """
     request, notes = _with_previous(request, staging)
-    left_out: dict[str, Failure] = {}
-    wall_s = 0.0
+    left_out, wall_s = dict[str, Failure](), 0.0
     parts: tuple[JudgeResult, ...] = ()
     while True:
         end = in_child(_judge_child, request, staging, folders)
