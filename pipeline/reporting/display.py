@@ -110,11 +110,11 @@ class CampaignProgress:
     @property
     def now(self) -> str:
         """What runs, and for how long."""
-        texts = []
-        for what, item in self.running.items():
-            recipes = f" ({', '.join(item.recipes)})" if item.recipes else ""
-            texts.append(f"{item.kind} {what}{recipes} for {time.monotonic() - item.since:.0f} s")
-        return "; ".join(texts)
+        now = time.monotonic()
+        texts = [
+            f"{item.kind} {what} {now - item.since:.0f} s" for what, item in self.running.items()
+        ]
+        return "now: " + ", ".join(texts)
 
     def add(self, event: Event) -> None:
         """Take in an event."""

@@ -7,10 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from pipeline.records import verdict_text
+from pipeline.records import Event, verdict_text
 from pipeline.reporting import ItemWork, LineDisplay, display_for
 from pipeline.reporting.display import CampaignProgress, LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
+from tests.support.raylets import wait_until
 
 
 def lines_of() -> list[str]:
@@ -87,3 +88,12 @@ def test_dumb_and_verbose_terminals_get_lines(
     monkeypatch.setenv("TERM", terminal)
     console = Console(file=io.StringIO(), force_terminal=True)
     assert isinstance(display_for(console, verbose=verbose), kind)
+
+
+def test_silence_is_broken_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.reporting.display.SILENCE_S", 0.5)
+    printed = io.StringIO()
+    with LineDisplay(Console(file=printed, width=200)) as display:
+        display.plan(1, [ItemWork(what="m portable", recipes=("portable",))])
+        display.show(Event(kind="build", what="m portable", recipes=("portable",)))
+        wait_until(lambda: "now: build m portable" in printed.getvalue(), "a line was printed", 10)
