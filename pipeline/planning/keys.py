@@ -25,8 +25,9 @@ from freezer.spec import SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
 
-INPUTS_VERSION = 4
-"""Incremented when a judge tries other inputs for the same spec or samples: 4 adds extremes."""
+INPUTS_VERSION = 5
+"""Incremented when a judge tries other inputs for the same spec or samples: 5 draws them
+alike on every platform."""
 
 BETTER_CPU = "better_cpu"
 """Part of the key of a build for an engine that uses all of its CPU, if every worker of the class
