@@ -222,6 +222,7 @@ class Executor:
                 device_class=item.device_class,
                 num_threads=item.num_threads,
                 store=self._store.uri,
+                source=item.source.digest,
             )
         return JudgeRequest(
             key=item.judge.digest,
@@ -233,6 +234,7 @@ class Executor:
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store.uri,
+            source=item.source.digest,
             failures={name: result.problem for name, result in results.items() if result.failure},
         )
 

@@ -22,7 +22,8 @@ from pipeline.failures import classify
 from pipeline.records import Failure
 from pipeline.worker.requests import BuildRequest, BuildResult
 from pipeline.worker.sandbox import log_tail
-from pipeline.worker.task_child import LOG, in_child, load_subject
+from pipeline.worker.shared_weights import load_shared
+from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
     log_path,
@@ -136,7 +137,8 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     started = time.monotonic()
     own_process()
     target = target_here(request.device_class, request.num_threads)
-    subject = to_device(load_subject(request.entry, target), target.device)
+    on_host, _ = load_shared(request, target, staging)
+    subject = to_device(on_host, target.device)
     architecture = architecture_digest(subject, target)
     write_whole(staging / ARCHITECTURE, architecture.encode())
     attempts = None if is_large(subject.model) else dict[str, Attempt]()

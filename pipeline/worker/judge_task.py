@@ -25,7 +25,8 @@ from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
 from pipeline.worker.requests import JudgeRequest, JudgeResult
-from pipeline.worker.task_child import LOG, in_child, load_subject
+from pipeline.worker.shared_weights import load_shared
+from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
     damage_of,
@@ -194,14 +195,14 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
     from freezer.freezing.write_judged import write_judged
-    from freezer.runtime.devices import host_fingerprint
 
     take_precedence()
     entry = request.entry
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
     metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
+    subject, of_weights = load_shared(request, target, staging)
     session = open_session(
-        load_subject(entry, target),
+        subject,
         target,
         limits=entry.limits,
         policy=request.policy,
@@ -223,8 +224,8 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Mapping[str, Pat
         provenance={"source": str(entry.source), "campaign": request.campaign},
         failures=request.failures,
     )
-    judgement = replace(judgement, reason=judgement.reason + note)
-    result = summary(request, judgement, host_fingerprint())
+    judgement = replace(judgement, reason=judgement.reason + note + of_weights)
+    result = summary(request, judgement)
     return replace(result, has_artifact=artifact is not None)
 
 

@@ -23,6 +23,7 @@ class BuildRequest:
 
     Attributes:
         builds: keys of the candidates, by recipe, in order.
+        source: key of the source, under which its weights are shared.
     """
 
     entry: Entry
@@ -30,6 +31,7 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
+    source: str = ""
 
 
 @dataclass(
@@ -93,6 +95,7 @@ class JudgeRequest:
         failures: for every other recipe, why it has no candidate.
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
+        source: key of the source, under which its weights are shared.
     """
 
     key: str
@@ -107,6 +110,7 @@ class JudgeRequest:
     further_threads: tuple[int, ...] = ()
     previous: str | None = None
     further: bool = True
+    source: str = ""
 
 
 @dataclass(
