@@ -29,6 +29,8 @@ from freezer.files import fetch, is_url
 SourceKind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
 KINDS: tuple[SourceKind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
 FILE_KINDS: tuple[SourceKind, ...] = ("torchscript", "export", "pickle")
+CODE_KINDS = ("python", "transformers")
+"""Their code may give other weights on another platform."""
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 

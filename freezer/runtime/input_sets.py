@@ -11,6 +11,7 @@ from torch import Tensor
 from freezer.compare.tensor_values import same_tensors
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
+from freezer.runtime.draws import Draws
 from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec, interior_points
 
 
@@ -143,7 +144,7 @@ def generate_at(
     seed: int,
 ) -> InputSet:
     """Generate one input set at a point; see `generate`."""
-    generator = torch.Generator().manual_seed(seed)
+    draws = Draws(seed)
     padding = _padding(seed)
     tensors: dict[str, Tensor] = {}
     for item in spec.tensors:
@@ -152,7 +153,7 @@ def generate_at(
         tensor = _tensor(
             bounded,
             shape,
-            generator,
+            draws,
             full=padding == "none",
         )
         if padding == "left" and item.shape and is_mask(item):
@@ -222,7 +223,7 @@ def is_mask(item: TensorSpec) -> bool:
 def _tensor(
     item: TensorSpec,
     shape: tuple[int, ...],
-    generator: torch.Generator,
+    draws: Draws,
     *,
     full: bool,
 ) -> Tensor:
@@ -232,35 +233,29 @@ def _tensor(
         values = _mask(
             item,
             shape,
-            generator,
+            draws,
             full=full,
         )
     elif dtype.is_complex:
-        values = torch.randn(shape, generator=generator, dtype=torch.complex64)
+        values = torch.view_as_complex(draws.normal((*shape, 2)) * 0.5**0.5)
     elif item.dtype in FLOATING and item.range:
-        uniform = torch.rand(shape, generator=generator)
-        values = uniform * (high - low) + low
+        steps = draws.integers(0, 2**24, shape).float()
+        values = steps * ((high - low) / 2**24) + low
     elif item.dtype in FLOATING:
-        values = torch.randn(shape, generator=generator)
+        values = draws.normal(shape)
     elif needs_range(item):
         raise range_is_needed(item)
     else:
         largest = torch.iinfo(torch.int64).max
         beyond = min(int(high) + 1, largest)
-        values = torch.randint(
-            int(low),
-            beyond,
-            shape,
-            generator=generator,
-            dtype=torch.int64,
-        )
+        values = draws.integers(int(low), beyond, shape)
     return values.to(dtype)
 
 
 def _mask(
     item: TensorSpec,
     shape: tuple[int, ...],
-    generator: torch.Generator,
+    draws: Draws,
     *,
     full: bool,
 ) -> Tensor:
@@ -277,12 +272,7 @@ def _mask(
     either = item.dtype == "bool" or "pad" in item.name.lower()
     most = shorter if either else length
     rows = (*shape[:-1], 1)
-    lengths = torch.randint(
-        1,
-        most + 1,
-        rows,
-        generator=generator,
-    )
+    lengths = draws.integers(1, most + 1, rows)
     if full and not either:
         lengths.fill_(length)
     elif bool((lengths == length).all()):

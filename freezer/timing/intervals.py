@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from freezer.runtime.draws import Draws
+
 NUM_EXCHANGES = 4096
 """Random exchanges of blocks that the test compares."""
 
@@ -57,9 +59,8 @@ def ratio_interval(
         The estimate and the bounds, [...]. With too few rounds for `tail`, a bound is the ratio of
         the extremes.
     """
-    generator = torch.Generator().manual_seed(seed)
     shape = (first.shape[-1], NUM_EXCHANGES // 2)
-    signs = 1.0 - 2 * torch.randint(0, 2, shape, generator=generator, dtype=first.dtype)
+    signs = 1.0 - 2 * Draws(seed).integers(0, 2, shape).to(first.dtype)
     signs[:, 0] = 1  # as measured
     signs = torch.cat([signs, -signs], dim=1)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from freezer.runtime.draws import Draws
 from freezer.runtime.torch_settings import threads
 from freezer.spec import MARKS, Clock, SamplingPolicy, Timing
 from freezer.timing.intervals import of_means, of_ranks, ratio_interval
@@ -201,14 +202,8 @@ def _p95_interval(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The ratio of 95th percentiles, and its quantiles over resampled rounds."""
     num_rounds = len(eagers)
-    generator = torch.Generator().manual_seed(policy.seed)
     shape = (policy.num_bootstrap, num_rounds)
-    picks = torch.randint(
-        0,
-        num_rounds,
-        shape,
-        generator=generator,
-    )
+    picks = Draws(policy.seed).integers(0, num_rounds, shape)
     ratios = _p95(eagers, picks) / _p95(theirs, picks)
     limits = torch.tensor([tail, 1 - tail], dtype=torch.float64)
     low, high = torch.quantile(ratios, limits)

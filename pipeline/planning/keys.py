@@ -21,7 +21,7 @@ from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
 from freezer.freezing.recipes import Recipe, own_toolchain
-from freezer.freezing.sources import FILE_KINDS, Source, module_file
+from freezer.freezing.sources import CODE_KINDS, FILE_KINDS, Source, module_file
 from freezer.spec import SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
@@ -31,8 +31,9 @@ OWN_INPUTS = ("export", "mlflow"), 2
 program gives other ones: 2 takes batches of 1.
 """
 
-INPUTS_VERSION = 4
-"""Incremented when a judge tries other inputs for the same spec or samples: 4 adds extremes."""
+INPUTS_VERSION = 5
+"""Incremented when a judge tries other inputs for the same spec or samples: 5 draws them
+alike on every platform."""
 
 BETTER_CPU = "better_cpu"
 """Part of the key of a build for an engine that uses all of its CPU, if every worker of the class
@@ -188,6 +189,8 @@ def build_key(
         parts["preserve"] = list(entry.preserve)
     if entry.reset:
         parts["reset"] = entry.reset
+    if entry.source.kind in CODE_KINDS:
+        parts["weights"] = "shared"  # by all classes, unlike in earlier releases
     if recipe.by_shape:
         parts |= _points(entry)
     if recipe.packages and not target.is_best:

@@ -198,6 +198,7 @@ class Executor:
             device_class=item.device_class,
             num_threads=item.num_threads,
             store=self._store.uri,
+            source=item.source.digest,
         )
 
     def _judge_request(self, tasks: Sequence[Task], entry: Entry) -> JudgeRequest:
@@ -224,6 +225,7 @@ class Executor:
             policy=item.policy,
             campaign=self._ledger.campaign,
             store=self._store.uri,
+            source=item.source.digest,
             failures={name: result.problem for name, result in results if result.failure},
             beside=beside,
         )

@@ -22,7 +22,8 @@ from pipeline.failures import classify
 from pipeline.records import Failure
 from pipeline.worker.requests import BuildRequest, BuildResult
 from pipeline.worker.sandbox import log_tail
-from pipeline.worker.task_child import LOG, in_child, load_subject
+from pipeline.worker.shared_weights import load_shared
+from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
     log_path,
@@ -137,7 +138,8 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     started = time.monotonic()
     own_process()
     of_class = target_here(request.device_class, request.num_threads)
-    subject = to_device(load_subject(request.entry, of_class), of_class.device)
+    on_host, _ = load_shared(request, of_class, staging)
+    subject = to_device(on_host, of_class.device)
     write_whole(staging / ARCHITECTURE, architecture_digest(subject, of_class).encode())
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
     place = workplace(request.store)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freezer.artifact import UNMEASURED
 from freezer.codec import encode
@@ -27,8 +27,10 @@ an artifact has all.
 """
 
 
-def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
+def summary(request: JudgeRequest, judgement: Judgement) -> JudgeResult:
     """Return a judgement as the ledger stores it, without `has_artifact`."""
+    from freezer.runtime.devices import host_fingerprint
+
     best = judgement.best
     measured = best.measured if best else UNMEASURED
     latency_ms = replace(measured.latency_ms, eager_p50=judgement.eager_ms.get("p50"))
@@ -48,7 +50,7 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         candidates=tuple(
             _report(trial, request.builds[trial.candidate.recipe]) for trial in judgement.trials
         ),
-        host=host,
+        host=host_fingerprint(),
         previous=judgement.previous,
         deciles_ms=_deciles_ms(judgement),
     )

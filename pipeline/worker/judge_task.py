@@ -26,7 +26,8 @@ from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
 from pipeline.worker.previous import bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult
-from pipeline.worker.task_child import LOG, in_child, load_subject
+from pipeline.worker.shared_weights import load_shared
+from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
     damage_of,
@@ -250,8 +251,9 @@ def _judge_child(
     entry = request.entry
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
     metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
+    subject, of_weights = load_shared(request, target, staging)
     session = open_session(
-        load_subject(entry, target),
+        subject,
         target,
         limits=entry.limits,
         policy=request.policy,
@@ -260,7 +262,8 @@ def _judge_child(
     )
     for each in (request.beside, request):
         if each is not None:
-            yield _judge_one(each, session, staging, folders)
+            result = _judge_one(each, session, staging, folders)
+            yield replace(result, reason=result.reason + of_weights)
 
 
 def _judge_one(
@@ -271,7 +274,6 @@ def _judge_one(
     from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.write_judged import write_judged
-    from freezer.runtime.devices import host_fingerprint
 
     started = time.monotonic()
     if request.device_class != session.target.device_class.name:
@@ -300,7 +302,7 @@ def _judge_one(
         failures=request.failures,
     )
     judgement = replace(judgement, reason=judgement.reason + note)
-    result = summary(request, judgement, host_fingerprint())
+    result = summary(request, judgement)
     judge_s = time.monotonic() - started
     return replace(result, has_artifact=artifact is not None, judge_s=judge_s)
 

@@ -24,6 +24,7 @@ class BuildRequest:
 
     Attributes:
         builds: keys of the candidates, by recipe, in order. That of `portable` is for that class.
+        source: key of the source, under which its weights are shared.
     """
 
     entry: Entry
@@ -31,6 +32,7 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
+    source: str = ""
 
 
 @dataclass(
@@ -97,6 +99,7 @@ class JudgeRequest:
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
         beside: the judge of `portable` for the same model, which shares its reference.
+        source: key of the source, under which its weights are shared.
     """
 
     key: str
@@ -114,6 +117,7 @@ class JudgeRequest:
     previous: str | None = None
     further: bool = True
     beside: JudgeRequest | None = None
+    source: str = ""
 
 
 @dataclass(

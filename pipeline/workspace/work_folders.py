@@ -4,7 +4,7 @@ The work of a store in a folder is in the store itself. For a store in a bucket,
 in its own folder, and the bucket carries what others need:
 
     STORE/.coldpress/<kind>/<key>/...   files of a folder of candidates (build -> judge), judged
-                                        (judge -> driver) or sources
+                                        (judge -> driver), sources or weights
     STORE/.coldpress/<kind>/<key>.json  marker, written last: digest and size of all files; a folder
                                         without one does not exist
     STORE/.coldpress/logs/<key>.log     the whole log of a build or judge
@@ -41,7 +41,7 @@ from freezer.files import (
 from freezer.store import WORK, RemoteFiles, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree, staging_folder
 
-_Kind = Literal["candidates", "judged", "sources"]
+_Kind = Literal["candidates", "judged", "sources", "weights"]
 
 
 DIGESTS = "digests.json"

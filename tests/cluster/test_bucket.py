@@ -63,7 +63,7 @@ def test_nodes_that_share_only_a_bucket(
     assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)
     names = [name.split("/") for name in objects(s3_address, bucket.removeprefix("s3://"))]
     work = {parts[1] for parts in names if parts[0] == ".coldpress"}
-    assert work == {"candidates", "ledger", "logs", "sources"}
+    assert work == {"candidates", "ledger", "logs", "sources", "weights"}
     for name in (V3, V4):
         (node,) = (tmp_path / f"cache of {name}" / "coldpress" / "work").iterdir()
         assert (node / ".coldpress" / "sources").is_dir(), "the sources came through the bucket"

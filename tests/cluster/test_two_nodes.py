@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from freezer.store import Store
 from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
 from tests.support.fault_sites import Driver
 from tests.support.raylets import RayCluster
@@ -25,6 +26,20 @@ for node in sorted(ray.nodes(), key=lambda node: "node:__internal_head__" not in
     print(node["NodeID"])
 """
 """Prints the ids of a cluster's nodes, the head's first."""
+
+DRAWN = """
+defaults:
+  recipes: [torchscript-frozen]
+  device_classes: [cpu-x86-64-v3, cpu-x86-64-v4]
+  threads: [1]
+  limits: {speedup_min: 0.01}
+models:
+  - name: drawn
+    source: transformers:MambaConfig
+    weights: random
+    args: {num_hidden_layers: 1, hidden_size: 32, state_size: 8, vocab_size: 99}
+    inputs: {input_ids: {shape: [1, 4], dtype: int64, range: [0, 98]}, use_cache: {value: false}}
+"""
 
 
 def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
@@ -54,6 +69,21 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     assert nodes[V3] != nodes[V4]
     threads = {name: outcome["num_threads"] for (_, name), outcome in outcomes(first).items()}
     assert threads == {V3: 1, V4: 2, "portable": 1}
+
+
+def test_classes_of_random_weights_are_one_model(cluster: RayCluster, tmp_path: Path) -> None:
+    """With the limits of these classes, torch computes different logarithms, as in Mamba."""
+    folder = tmp_path / "random"
+    folder.mkdir()
+    (folder / "catalog.yaml").write_text(DRAWN)
+    driver = Driver(cluster.popen(watched(folder)))
+    assert driver.end() == 0, driver.output
+    reasons = [outcome["reason"] for outcome in outcomes(folder).values()]
+    assert any("the weights are those of" in reason for reason in reasons), reasons
+    store = Store.open(str(folder / folder.name))
+    version = store.version("drawn")
+    digests = [store.manifest(version, name).provenance["weights"] for name in version.images]
+    assert digests == digests[:1] * 3
 
 
 @pytest.mark.slow

@@ -60,4 +60,6 @@ def test_killed_campaign_continues_from_the_bucket(
     assert model(torch.ones(1, 8)).shape[0] == 1
     left = objects(s3_address, bucket.removeprefix("s3://"))
     work = sorted({name.split("/")[1] for name in left if name.startswith(".coldpress/")})
-    assert work == ["candidates", "ledger", "logs"], "no judged result, lock or lease is left"
+    assert work == ["candidates", "ledger", "logs", "weights"], (
+        "no judged result, lock or lease is left"
+    )

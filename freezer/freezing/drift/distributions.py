@@ -38,6 +38,7 @@ from torch import Tensor
 
 from freezer.compare import tolerance
 from freezer.compare.tensor_values import comparable, in_double
+from freezer.runtime.draws import Draws
 from freezer.runtime.tensors import dtype_name
 
 NUM_RUNS = 16
@@ -66,8 +67,7 @@ def _elements(leaf: Tensor) -> Tensor:
     num = leaf.numel()
     places = torch.arange(num)
     if num > MAX_ELEMENTS // 2:
-        generator = torch.Generator().manual_seed(num)
-        places = torch.randint(num, (MAX_ELEMENTS // 2,), generator=generator)
+        places = Draws(num).integers(0, num, (MAX_ELEMENTS // 2,))
     num_rows = next((size for size in leaf.shape if size > 1), 1)
     in_next_row = (places + num // num_rows) % num
     return leaf.flatten()[torch.cat([places, in_next_row])]
@@ -126,9 +126,8 @@ def _labels(num_runs: int) -> Tensor:
     """Weights of the runs in the difference of two means: a row for the true split, eager's first,
     and one for each permutation.
     """
-    generator = torch.Generator().manual_seed(0)
-    keys = torch.rand((NUM_PERMUTATIONS, 2 * num_runs), generator=generator)
-    order = torch.cat([torch.arange(2 * num_runs)[None], keys.argsort(1)])
+    keys = Draws(0).integers(0, 2**63, (NUM_PERMUTATIONS, 2 * num_runs))
+    order = torch.cat([torch.arange(2 * num_runs)[None], keys.argsort(dim=1, stable=True)])
     return torch.where(order < num_runs, -1.0, 1.0).double() / num_runs
 
 

@@ -21,6 +21,7 @@ from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source
+from freezer.runtime.draws import Draws
 from freezer.runtime.tensors import flatten
 
 SEQUENCE = (0, 1, 0, 2)
@@ -198,11 +199,11 @@ def eager_reruns(
 ) -> Rerun:
     """Reruns of a subject's eager model with changed operands, of all calls or the first ones."""
 
-    def fresh() -> Runner:
+    def fresh(draws: Draws) -> Runner:
         runner = source_runner(subject.fresh(), subject)
 
         def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-            with _Changing():  # type: ignore[no-untyped-call]
+            with _Changing(draws):
                 return runner.call(tensors)
 
         return Runner(call=call, reset=runner.reset)
@@ -211,7 +212,8 @@ def eager_reruns(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                return list(islice(run_calls(fresh, subject, stateful=stateful), num_calls))
+                calls = run_calls(partial(fresh, Draws(seed)), subject, stateful=stateful)
+                return list(islice(calls, num_calls))
             except Exception:  # a changed index may be out of range
                 return None
 
@@ -222,6 +224,10 @@ class _Changing(TorchDispatchMode):
     """Change each floating-point operand of each operator at random by a few units in its last
     place, see ULPS.
     """
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._draws = draws
 
     def __torch_dispatch__(
         self,
@@ -236,18 +242,14 @@ class _Changing(TorchDispatchMode):
         schema = getattr(func, "_schema", None)  # a higher-order operator has none
         values = (*schema.arguments, *schema.returns) if schema else ()
         if schema and all(value.alias_info is None for value in values):
-            args, kwargs = pytree.tree_map(_changed, (tuple(args), kwargs))
+            change = partial(_changed, self._draws)
+            args, kwargs = pytree.tree_map(change, (tuple(args), kwargs))
         return func(*args, **(kwargs or {}))
 
 
-def _changed(value: Any) -> Any:
+def _changed(draws: Draws, value: Any) -> Any:
     if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
         return value
     most = 1 if value.dtype in HALVES else ULPS
-    ulps = torch.randint(
-        -most,
-        most + 1,
-        value.shape,
-        device=value.device,
-    )
-    return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))
+    ulps = draws.integers(-most, most + 1, value.shape).to(value.dtype).to(value.device)
+    return value * (1 + torch.finfo(value.dtype).eps * ulps)

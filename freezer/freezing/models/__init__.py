@@ -10,6 +10,7 @@ from freezer.freezing.models.calls import (
     call_source,
     device_of_model,
     generators_kept,
+    positions,
     same_each_time,
 )
 from freezer.freezing.models.checks import (
@@ -63,6 +64,7 @@ __all__ = [
     "load_source",
     "module_of",
     "own_spec",
+    "positions",
     "prepare",
     "same_each_time",
     "tensors_in",
