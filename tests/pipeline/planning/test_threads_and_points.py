@@ -76,6 +76,7 @@ def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
         "device_class",
         "num_threads",
         "toolchain",
+        "weights",
         "format_version",
     }
     assert set(judge_of(plain).parts) == {
