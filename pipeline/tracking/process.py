@@ -204,7 +204,8 @@ class TrackerProcess:
         """Send calls to the process, one at a time, until the last."""
         try:
             while (call := self._calls.get()) is not None and not self._stops:
-                while not self._hurries and is_measured():
+                # With a full queue, the judge may wait for the driver, which waits for room.
+                while not (self._hurries or self._calls.full()) and is_measured():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
                 self._status = self._pipe.recv()

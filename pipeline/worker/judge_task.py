@@ -93,10 +93,12 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
         work = staging if place.remote is not None else place.root / WORK
         builds = {**request.builds, **(beside.builds if beside else {})}
         folders = {recipe: work / "candidates" / key for recipe, key in builds.items()}
-        damage = _bring_candidates(place, builds, folders)
+        damage = _bring_candidates(place, request.builds, folders)
         if damage is not None:
             failure = Failure(kind="disk", code=IntegrityError.code, message=damage)
             return JudgeResult.of_failure(failure), None
+        if beside and _bring_candidates(place, beside.builds, folders):
+            request, beside = replace(request, beside=None), None  # it fails alone
         request = replace(request, entry=download_sources(entry, place))
         end, left_out = _judge_in_children(request, staging, folders)
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
@@ -166,11 +168,12 @@ def _judge_in_children(
             result = replace(result, reason="; ".join([result.reason, *notes]))
             end = replace(end, parts=(*parts, *others, result))
             break
-        beside, parts = request.beside, parts or end.parts
-        request, end = replace(request, beside=None), replace(end, parts=parts)
         name, _, activity = end.in_hand.partition("\n")
-        if beside is not None and name in beside.builds:
-            continue  # it is judged alone
+        if request.beside is not None and name and not end.parts:
+            request = replace(request, beside=None)  # it is judged alone
+            continue
+        parts = parts or end.parts
+        request, end = replace(request, beside=None), replace(end, parts=parts)
         message = f"failed: {failure.kind} while {activity}: {failure.message}"
         failure = replace(failure, message=message)
         again = _without(request, name, failure)
@@ -226,8 +229,8 @@ def _bring_candidates(
     Returns:
         How a candidate is damaged, or None. A damaged one is removed, so that it is built again.
     """
-    for recipe, folder in folders.items():
-        key, damage = builds[recipe], f"the candidate of {recipe} is missing"
+    for recipe, key in builds.items():
+        folder, damage = folders[recipe], f"the candidate of {recipe} is missing"
         try:
             if place.bring("candidates", key, folder):
                 damage = damage_of(folder) or ""

@@ -132,13 +132,16 @@ def _supervised(
     bounds: Bounds,
 ) -> SupervisorReport | None:
     """Run a child to its end, and return its supervisor's report; None if that was killed."""
-    supervisor, pid = _fork_supervisor()
+    server, supervisor, pid = _fork_supervisor()
+    report: SupervisorReport | None = None
     try:
         supervisor.send((payload, folder, log, bounds))
-        report: SupervisorReport | None = _receive(supervisor, None)
+        report = _receive(supervisor, None)
     finally:
         supervisor.close()  # a supervisor that still runs ends everything now
         _await_end(pid)
+        if report is None:  # what its child started may be stopped, with a share of the machine
+            kill(descendants(server))
     return report
 
 
@@ -185,8 +188,9 @@ class _Forkserver:
         return ours
 
 
-def _fork_supervisor() -> tuple[Connection, int]:
-    """Start a supervisor, and return the connection to it and its process id.
+def _fork_supervisor() -> tuple[int, Connection, int]:
+    """Start a supervisor; return the process id of its forkserver, the connection to it, and its
+    own process id.
 
     Raises:
         InfrastructureError: it did not start within START_LIMIT_S, or its forkserver died.
@@ -203,7 +207,7 @@ def _fork_supervisor() -> tuple[Connection, int]:
             f"a child process did not start within {START_LIMIT_S:g} s, or its forkserver died,"
             " most likely importing torch; check this node's disk and memory"
         )
-    return supervisor, pid
+    return server.process.pid, supervisor, pid
 
 
 def _receive(supervisor: Connection, limit_s: float | None) -> Any:

@@ -120,8 +120,9 @@ class SupervisorReport:
 
 def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
     """In the forkserver: import modules, then fork a supervisor for each connection that a socket
-    receives, until it is closed.
+    receives, until it is closed. It adopts what a killed supervisor leaves.
     """
+    become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
     for name in preload:
@@ -204,13 +205,15 @@ class _ChildWatch:
         self._share = MachineShare()
         self._seen = b""
         self._peak = self._sent = 0
-        self._paused_s = 0.0
+        self._paused_s, self._is_paused = 0.0, False
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
         """Run the child to its end, then end everything below this process."""
         supervisor = os.getpid()
-        self._share.take(wait=True)
+        while not self._share.take():
+            if self._worker.poll(POLL_S):  # it sends no more: it is gone
+                return SupervisorReport(stopped="worker")
         self._child = os.fork()
         if self._child == 0:
             os.close(self._worker.fileno())
@@ -266,18 +269,17 @@ class _ChildWatch:
         """Pause the child and all below it while the judge of another one measures; return whether
         it pauses, or waits to measure.
         """
-        share, does = self._share, self._in_hand[TIME]
-        if does != COMPUTES:
-            share.release()
-            return does == WAITS
-        if share.held and not share.is_wanted():
-            return False
-        if not share.held and share.take():
+        pauses = self._in_hand[TIME] == COMPUTES and not self._share.take()
+        if pauses:
+            self._is_paused = True
+            signal_all(descendants(os.getpid()), signal.SIGSTOP)
+        does = self._in_hand[TIME]  # again: what has the turn must not stay stopped
+        if self._is_paused and (does != COMPUTES or not pauses):
+            self._is_paused = False
             signal_all(descendants(os.getpid()), signal.SIGCONT)
-            return False
-        signal_all(descendants(os.getpid()), signal.SIGSTOP)
-        share.release()
-        return True
+        if pauses or does != COMPUTES:
+            self._share.release()
+        return self._is_paused or does == WAITS
 
     def _passed(self) -> Stop | None:
         """Return the limit that is passed now."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from freezer.freezing import in_hand
 
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
 """Shared by all processes of a machine or container, whatever their TMPDIR."""
 
 COMPUTES, WAITS, MEASURES = range(3)
@@ -33,20 +33,15 @@ def lock_file(name: str) -> FileIO:
 
 
 class MachineShare:
-    """A share of the machine's time, which a process holds while it computes.
-
-    Attributes:
-        held: whether it is held.
-    """
+    """A share of the machine's time, which a process holds while it computes."""
 
     def __init__(self) -> None:
         self._turn = lock_file("turn")
         self._compute = lock_file("compute")
-        self.held = False
 
     def take(self, *, wait: bool = False) -> bool:
-        """Take the share unless a judge measures or waits for the machine; return whether it is
-        held.
+        """Take or keep the share, unless a judge measures or waits for the machine; return whether
+        it may be used.
 
         Args:
             wait: wait until no judge does.
@@ -55,12 +50,11 @@ class MachineShare:
         try:
             fcntl.flock(self._turn, how)
             fcntl.flock(self._compute, how)
-            self.held = True
         except BlockingIOError:
-            self.held = False
+            return False
         finally:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
-        return self.held
+        return True
 
     def is_wanted(self) -> bool:
         """Whether a judge measures, or waits for the machine."""
@@ -74,10 +68,10 @@ class MachineShare:
     def release(self) -> None:
         """Let a judge measure."""
         fcntl.flock(self._compute, fcntl.LOCK_UN)
-        self.held = False
 
     def close(self) -> None:
         """Release the share, and close the files."""
+        self.release()
         self._turn.close()
         self._compute.close()
 
@@ -104,7 +98,11 @@ def is_measured() -> bool:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """In the child of a judge: have the machine alone, once everything else has paused."""
+    """In the child of a judge: have the machine alone, once everything else has paused.
+
+    The locks end before it computes again: its supervisor would stop it with them. They are
+    unlocked, since closing leaves them to forks of this process.
+    """
     with lock_file("turn") as turn, lock_file("compute") as compute:
         try:
             in_hand.memory[in_hand.TIME] = WAITS
@@ -113,4 +111,6 @@ def alone() -> Iterator[None]:
             in_hand.memory[in_hand.TIME] = MEASURES
             yield
         finally:
+            fcntl.flock(compute, fcntl.LOCK_UN)
+            fcntl.flock(turn, fcntl.LOCK_UN)
             in_hand.memory[in_hand.TIME] = COMPUTES

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.runtime.input_sets import distinct_at
 from freezer.runtime.tensor_files import save_tensors
+from freezer.timing import alone
 
 TIMEOUT_S = 300
 
@@ -76,7 +77,8 @@ def with_cold_start(session: Session, trial: Trial) -> Trial:
     if trial.cold_start is not None:
         return trial
     take(trial.recipe, "starting in a fresh process")
-    with _opening(session, trial.candidate) as opening:
+    quiet = alone() if session.timed else nullcontext()
+    with _opening(session, trial.candidate) as opening, quiet:
         cold_start = measure(opening)
     return replace(trial, cold_start=cold_start) if session.timed else trial
 

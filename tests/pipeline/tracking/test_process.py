@@ -125,6 +125,18 @@ def test_nothing_is_written_while_a_judge_measures(uri: str, store: Store) -> No
     assert tracker.failures == ()
 
 
+def test_full_queue_is_logged_while_a_judge_waits(
+    uri: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge may wait for the driver, which waits for room in the queue."""
+    monkeypatch.setattr("pipeline.tracking.process.AHEAD", 1)
+    with alone(), TrackerProcess(uri, "full", str(store.root), mode="copy") as tracker:
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+        for name in "abc":
+            tracker.log([outcome(name)])
+        wait_until(lambda: tracker.num_logged > 0)
+
+
 def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> None:
     outcomes = [outcome(f"m{number}") for number in range(3)]
     with TrackerProcess(uri, "signals", str(store.root), mode="copy") as tracker:

@@ -22,7 +22,7 @@ from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
-from pipeline.workspace import is_measured
+from pipeline.workspace import is_measured, machine_time
 from tests.support import faults
 from tests.support.raylets import wait_until
 
@@ -69,6 +69,11 @@ def hang_with_children(pid_file: str) -> None:
     child = subprocess.Popen(["sleep", "1000"])
     Path(pid_file).write_text(f"{os.getpid()} {child.pid}")
     time.sleep(1000)
+
+
+def kill_its_parent_beside_a_child(pid_file: str) -> None:
+    Path(pid_file).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    os.kill(os.getppid(), signal.SIGKILL)
 
 
 def gone(pid: int) -> bool:
@@ -172,6 +177,12 @@ def test_child_that_kills_its_supervisor_is_a_crash(tmp_path: Path) -> None:
     assert "its supervisor was killed" in failure.message
 
 
+def test_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
+    """One that is stopped with a share of the machine's time would block all judges."""
+    assert failed(tmp_path, kill_its_parent_beside_a_child, str(tmp_path / "pid")).kind == "crash"
+    wait_until(lambda: gone(int((tmp_path / "pid").read_text())), "it is killed")
+
+
 SLOW_START = """
 import sys
 from pathlib import Path
@@ -207,7 +218,7 @@ def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
 @pytest.mark.parametrize(
     ("imports", "start_limit_s", "expected"),
     [
-        ("import time; time.sleep(4)", 60, "True"),
+        ("import time, freezer.timing; time.sleep(4)", 60, "True"),
         (
             "import os; os._exit(1)",
             60,
@@ -395,3 +406,32 @@ def measure_s() -> float:
 
 def test_judge_does_not_wait_for_itself(tmp_path: Path) -> None:
     assert isolated(tmp_path, measure_s, timeout_s=5).value < 1
+
+
+def measure_often(run_s: float) -> None:
+    """Have the machine alone, again and again, with forks that outlive their turn."""
+    start = time.monotonic()
+    while time.monotonic() - start < run_s:
+        with alone():
+            pass
+    with alone():
+        if os.fork() == 0:
+            time.sleep(60)
+
+
+def test_judge_is_not_stopped_with_the_turn(tmp_path: Path) -> None:
+    assert isolated(tmp_path, measure_often, 3.0).failure is None
+
+
+def test_worker_is_obeyed_before_the_child_starts(tmp_path: Path) -> None:
+    """A supervisor that waits for the machine ends with its worker."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
+    quiet = subprocess.DEVNULL
+    with machine_time.alone(), subprocess.Popen(command, env=env, stderr=quiet) as worker:
+        process = psutil.Process(worker.pid)
+        wait_until(lambda: len(process.children(recursive=True)) == 2, "its supervisor waits")
+        below = process.children(recursive=True)
+        worker.kill()
+        assert psutil.wait_procs(below, timeout=10)[1] == []

@@ -18,6 +18,7 @@ from freezer.codec import decode
 from freezer.freezing.in_hand import FURTHER
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
+from pipeline import worker
 from pipeline.catalog import Entry
 from pipeline.records import Failure, flat_json
 from pipeline.worker import (
@@ -120,6 +121,35 @@ def test_death_in_a_further_build_leaves_the_verdict(
     assert asked == [(2, 1), ()]
     assert (result.verdict, result.left_out) == ("published", {})
     assert "used more than 8.0 GB" in result.reason
+
+
+@pytest.mark.parametrize("ends", ["further", "missing"])
+def test_portable_does_not_fail_the_class_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Its further payloads end the child, or its candidate is not there: it is judged alone."""
+    for key in ("b", "p")[: 2 if ends == "further" else 1]:
+        workplace(str(tmp_path)).folder("candidates", key).mkdir(parents=True)
+    asked: list[tuple[str, bool, bool]] = []
+
+    def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        asked.append((request.device_class, request.further, request.beside is not None))
+        if request.beside is not None:
+            failure = Failure(kind="crash", code="CP-CRASH", message="it died")
+            return End(failure=failure, in_hand=f"{FURTHER}\nopening")
+        return End(parts=(JudgeResult(verdict="published", reason="it is fast"),))
+
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
+    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
+    beside = replace(request, key="k", builds={"portable": "p"}, device_class="portable")
+    of_class, of_portable = worker.judge(replace(request, beside=beside))
+    assert (of_class.verdict, of_class.reason) == ("published", "it is fast")
+    if ends == "further":
+        assert asked == [(HERE, True, True), (HERE, True, False), ("portable", True, False)]
+        assert of_portable.verdict == "published"
+    else:
+        assert asked == [(HERE, True, False)]
+        assert kind_of(of_portable) == "disk"
 
 
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
