@@ -17,8 +17,10 @@ FURTHER = "further payloads"
 SIZE = 256
 """Bytes of the memory."""
 
-TIME = SIZE - 1
-"""Index of the byte that says whether a judge measures (pipeline/workspace/machine_time.py)."""
+TIME, PAUSES = SIZE - 1, SIZE - 2
+"""Indices of the byte that says whether a judge measures (pipeline/workspace/machine_time.py), and
+of the number of times that it was paused, modulo 256.
+"""
 
 memory: mmap | bytearray = bytearray(SIZE)
 """A name and the activity, on two lines; empty if nothing is in hand."""
@@ -30,8 +32,8 @@ held = [""]
 def take(name: str, activity: str = "building") -> None:
     """Have a candidate in hand until the next is taken, or "" for none."""
     name = held[0] or name
-    text = f"{name}\n{activity}".encode()[:TIME] if name else b""
-    memory[:TIME] = text.ljust(TIME, b"\0")
+    text = f"{name}\n{activity}".encode()[:PAUSES] if name else b""
+    memory[:PAUSES] = text.ljust(PAUSES, b"\0")
 
 
 def hold(name: str) -> None:

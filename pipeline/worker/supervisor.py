@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from freezer.files import make_folder, retried
-from freezer.freezing.in_hand import SIZE, TIME
+from freezer.freezing.in_hand import PAUSES, SIZE, TIME
 from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
@@ -242,7 +242,7 @@ class _ChildWatch:
             stopped=stopped,
             status=self._status,
             result=os.pread(self._result, os.fstat(self._result).st_size, 0),
-            in_hand=self._in_hand[:TIME].rstrip(b"\0").decode(errors="replace"),
+            in_hand=self._in_hand[:PAUSES].rstrip(b"\0").decode(errors="replace"),
             peak_bytes=self._peak,
             wall_s=wall_s,
         )
@@ -271,6 +271,8 @@ class _ChildWatch:
         """
         pauses = self._in_hand[TIME] == COMPUTES and not self._share.take()
         if pauses:
+            if not self._is_paused:
+                self._in_hand[PAUSES] = (self._in_hand[PAUSES] + 1) % 256
             self._is_paused = True
             signal_all(descendants(os.getpid()), signal.SIGSTOP)
         does = self._in_hand[TIME]  # again: what has the turn must not stay stopped
@@ -294,7 +296,7 @@ class _ChildWatch:
             self._sent = sent
             self._since = now
         limit_s = self._bounds.timeout_s
-        if (seen := self._in_hand[:TIME]) != self._seen or not seen[0]:
+        if (seen := self._in_hand[:PAUSES]) != self._seen or not seen[0]:
             self._seen, self._taken = seen, now
         if now - self._since > limit_s or now - self._taken > HANG_SHARE * limit_s:
             return "timeout"
