@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks import children
 from benchmarks.pages import machine, markdown_table, today
+from benchmarks.scale_jobs import CLASSES
 from freezer.hardware import available_cpus, detect
 from tests.support.raylets import RayCluster
 
@@ -38,9 +39,6 @@ IDLE_SIZES = (100, 1_000)
 
 BUILDS = 24
 """Builds of each worker or shell for the efficiency."""
-
-CLASSES = 2
-"""Device classes of each entry: the machine's level and portable."""
 
 
 def plan_table(sizes: Sequence[int], folder: Path) -> list[str]:

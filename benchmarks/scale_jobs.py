@@ -5,31 +5,42 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from freezer.artifact import MANIFEST, Artifact, Measured, MeasuredDrift, MeasuredLatency
 from freezer.files import link_or_copy
-from freezer.hardware import PORTABLE, best_level, detect
+from freezer.hardware import PORTABLE, auto_classes, best_level, detect
 from freezer.spec import SamplingPolicy
 from freezer.store import WORK, Store
+from pipeline.campaign import Campaign
 from pipeline.catalog import read_catalog
 from pipeline.config import Config
-from pipeline.ledger import Ledger
-from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make_plan
-from pipeline.records import ClassFacts, Event, flat_json
+from pipeline.ledger import Continued, Draft, Ledger
+from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
+from pipeline.publish import Publisher
+from pipeline.records import ClassFacts, Event, Outcome, flat_json
 from pipeline.reporting import Display
-from pipeline.run import run
-from pipeline.scheduling import executor
+from pipeline.run import prepare, run
+from pipeline.scheduling import Executor, executor, facts_here
+from pipeline.scheduling.outcomes import outcome_of
 from pipeline.sources import Materials
+from pipeline.tracking import Tracker
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build
 from pipeline.workspace import judged_name, workplace
 
 CAMPAIGN = "scale"
+CLASSES = 2
+"""Device classes of each entry: the machine's level and portable."""
+
+WARM = 10
+"""First models, which are left out of the CPU time of MLflow."""
+
 TEMPLATE = "template"
 """The folder in a store with the artifact that idle judges return."""
 
@@ -113,6 +124,18 @@ class Meter(Display):
             ] += 1
 
 
+def config_of(folder: Path, address: str | None = None) -> Config:
+    """The campaign over the catalog in a folder."""
+    return Config(
+        catalog=str(folder / "catalog.jsonl"),
+        store=str(folder / "store"),
+        tracking_uri=f"sqlite:///{folder}/mlflow.db",
+        campaign=CAMPAIGN,
+        address=address,
+        policy=POLICY,
+    )
+
+
 def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Drive a campaign to its end; without `do_build` or `do_judge`, these tasks are idle."""
     folder, meter = Path(job["folder"]), Meter()
@@ -121,17 +144,7 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["do_judge"] is False:
         executor.judge = idle_judge  # type: ignore[attr-defined]
     wall, cpu = time.perf_counter(), time.process_time()
-    report = run(
-        Config(
-            catalog=str(folder / "catalog.jsonl"),
-            store=str(folder / "store"),
-            tracking_uri=f"sqlite:///{folder}/mlflow.db",
-            campaign=CAMPAIGN,
-            address=job["address"],
-            policy=POLICY,
-        ),
-        meter,
-    )
+    report = run(config_of(folder, job["address"]), meter)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     failed = [outcome for outcome in report.outcomes if outcome.failed]
     if failed or report.infrastructure:
@@ -199,6 +212,125 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+class Idle(Executor):
+    """Hands out the template for each item, without Ray."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self._items, self._store, self.begun = plan.items, store, {}
+
+    def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
+        """Yield the outcome of each item."""
+        for item in self._items:
+            builds = {
+                name: BuildResult(key=key.digest, recipe=name) for name, key in item.builds.items()
+            }
+            request = JudgeRequest(
+                key=item.judge.digest,
+                entry=item.entry,
+                builds={name: key.digest for name, key in item.builds.items()},
+                device_class=item.device_class,
+                num_threads=item.num_threads,
+                policy=item.policy,
+                campaign=CAMPAIGN,
+                store=str(self._store.root),
+            )
+            yield item, outcome_of(item, _idle_judge(request), builds)
+
+
+def copy_first(plan: Plan, store: Store, ledger: Ledger) -> None:
+    """Publish the first entry, and copy its files and outcomes to all others."""
+    first = {item.device_class: item for item in plan.items[:CLASSES]}
+    publisher = Publisher(plan, store, ledger)
+    known: dict[str, Outcome] = {}
+    for item, outcome in Idle(replace(plan, items=tuple(first.values())), store).outcomes():
+        known |= {one.device_class: one for one in publisher.add(item, outcome)}
+    drafts = []
+    for item in plan.items[CLASSES:]:
+        outcome = replace(
+            known[item.device_class],
+            model=item.entry.name,
+            source=str(item.entry.source),
+            source_key=item.source.digest,
+            judge_key=item.judge.digest,
+        )
+        source = store.root / plan.items[0].entry.name
+        if item.device_class == PORTABLE:
+            shutil.copytree(source, store.root / outcome.model, copy_function=os.link)
+        data = {"outcome": outcome.to_json(), "parts": item.parts}
+        key, model = item.judge.digest, outcome.model
+        drafts.append(
+            Draft(kind="outcome", key=key, model=model, device_class=item.device_class, data=data)
+        )
+    ledger.append_all(drafts)
+
+
+class Timed(Tracker):
+    """A tracker that records the CPU time of each model."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cpu_s: list[float] = []
+
+    def log(self, outcomes: Sequence[Outcome], reached: float | None = None) -> None:
+        """Log a model."""
+        began = time.process_time()
+        super().log(outcomes, reached)
+        self.cpu_s.append((time.process_time() - began) / len(outcomes))
+
+
+class Untracked(Timed):
+    """A tracker that writes the campaign's own run, but none of candidates."""
+
+    def log(self, outcomes: Sequence[Outcome], reached: float | None = None) -> None:
+        """Log nothing."""
+
+
+def idle_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Finish a catalog on this machine without Ray, with the template for each item.
+
+    With `tracked`, this process writes to MLflow. Else MLflow gets only the campaign's own run, and
+    all models are copies of the first, which is quicker.
+    """
+    folder, started = Path(job["folder"]), time.time()
+    config = config_of(folder)
+    work = prepare(config, print)
+    tracker = (Timed if job["tracked"] else Untracked)(
+        config.tracking_uri, config.campaign, work.store, mode=config.mlflow_artifacts
+    )
+    cpu = time.process_time()
+    with Ledger(work.store, config.campaign) as ledger:
+        request = PlanRequest(
+            entries=work.entries,
+            facts=facts_here(work.entries, work.classes(config), print),
+            auto=auto_classes(detect().classes),
+            policy=config.policy,
+        )
+        plan = make_plan(request, FinishedWork(work.store, ledger), work.digests)
+        if not job["tracked"]:
+            copy_first(plan, work.store, ledger)
+            cpu = time.process_time()
+            plan = make_plan(request, FinishedWork(work.store, ledger), work.digests)
+        campaign = Campaign(
+            config=config,
+            plan=plan,
+            executor=Idle(plan, work.store) if job["tracked"] else None,
+            store=work.store,
+            ledger=ledger,
+            tracker=tracker,
+            display=Meter(),
+        )
+        report = campaign.run((), Continued(ledger, started), started)
+    if report.exit_code:
+        raise RuntimeError(f"exit code {report.exit_code}: {report.infrastructure}")
+    later = tracker.cpu_s[WARM:]
+    return {
+        "items": len(report.outcomes),
+        "cpu_s": time.process_time() - cpu,
+        "peak_mb": peak_mb(),
+        "tracker_ms": 1e3 * sum(later) / (len(later) or 1),
+    }
+
+
 def idle_build(request: BuildRequest) -> tuple[BuildResult, ...]:
     """Builds that only create their folders."""
     for key in request.builds.values():
@@ -256,5 +388,6 @@ JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "template": template_job,
     "plan": plan_job,
     "drive": drive_job,
+    "idle": idle_job,
     "builds": builds_job,
 }
