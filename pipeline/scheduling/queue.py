@@ -101,18 +101,25 @@ class Slot:
     Attributes:
         tasks: number of judges and groups of builds in flight.
         gpu_tasks: number of those that take a GPU.
+        judging_cpus: CPUs that the judges among them need.
         last_class: class of the last task.
     """
 
     node: Node
     tasks: int = 0
     gpu_tasks: int = 0
+    judging_cpus: int = 0
     last_class: str = ""
 
     @property
     def has_room(self) -> bool:
         """Whether the node may get another task."""
         return self.tasks < self.node.num_cpus
+
+    @property
+    def has_room_to_judge(self) -> bool:
+        """Whether another judge would have its threads for itself."""
+        return self.judging_cpus < self.node.num_cpus
 
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
@@ -125,6 +132,8 @@ class Slot:
 
     def _count(self, task: Task, change: int) -> None:
         self.tasks += change
+        if task.recipe is None:
+            self.judging_cpus += change * task.judge_cpus
         if takes_gpu(task.device_class):
             self.gpu_tasks += change
 

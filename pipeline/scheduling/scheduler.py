@@ -92,7 +92,7 @@ class Scheduler:
             for slot in sorted(slots, key=lambda slot: slot.tasks / slot.node.num_cpus):
                 if not slot.has_room:
                     slots.remove(slot)
-                elif judge := self._judges.take(slot, nodes):
+                elif judge := self._judge_for(slot, self._judges):
                     yield slot, [judge, *self._judges.take_portable(judge, slot, nodes)]
                 elif build := self._builds.take(slot, nodes):
                     num_waiting = 1 + self._builds.num_for(slot.node, nodes)
@@ -100,10 +100,13 @@ class Scheduler:
                     portable = self._builds.take_portable(build, slot, nodes)
                     alike = self._builds.take_alike(build, num_tasks - 1, slot, nodes)
                     yield slot, [build, *portable, *alike]
-                elif judge := self._repeated.take(slot, nodes):
+                elif judge := self._judge_for(slot, self._repeated):
                     yield slot, [judge]
                 else:
                     slots.remove(slot)
+
+    def _judge_for(self, slot: Slot, judges: Queue) -> Task | None:
+        return judges.take(slot, self._fleet.nodes) if slot.has_room_to_judge else None
 
     def record_start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Record that a group of builds, or one judge, was started in a slot."""

@@ -26,6 +26,7 @@ from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
+    be_nice,
     log_path,
     note_digests,
     staging_folder,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from freezer.freezing.capture import Attempt
     from freezer.freezing.models import Subject
     from freezer.freezing.target import Target
+
+NICENESS = 10
+"""Least nice value of a build: judges run beside it, and their threads wait for each other."""
 
 ARCHITECTURE = "architecture"
 """File of a build's staging with the digest of the model's architecture, which a failed build has
@@ -136,6 +140,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     from freezer.hardware import PORTABLE, own_process
 
     started = time.monotonic()
+    be_nice(max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
     own_process()
     of_class = target_here(request.device_class, request.num_threads)
     on_host, _ = load_shared(request, of_class, staging)

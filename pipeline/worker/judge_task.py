@@ -6,7 +6,6 @@ A result is moved to its name atomically, so a repeated task finds it whole or n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -30,6 +29,7 @@ from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
     Workplace,
+    be_nice,
     damage_of,
     judged_name,
     log_path,
@@ -326,5 +326,4 @@ def take_precedence() -> None:
     Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
     """
     if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        be_nice(NICENESS)

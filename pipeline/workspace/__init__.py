@@ -14,6 +14,7 @@ from pipeline.workspace.machine_time import (
 )
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
+    be_nice,
     become_subreaper,
     boot_id,
     descendants,
@@ -51,6 +52,7 @@ __all__ = [
     "MachineShare",
     "Workplace",
     "alone",
+    "be_nice",
     "become_subreaper",
     "boot_id",
     "computing",

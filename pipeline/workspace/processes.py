@@ -139,6 +139,16 @@ def oom_score(value: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(value))
 
 
+def be_nice(value: int) -> None:
+    """Set the niceness of this process, and of its session where the kernel schedules sessions
+    (autogroup), which ignores that of processes in different ones. Lowering it may not be allowed.
+    """
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, value)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(value))
+
+
 def boot_id() -> str:
     """Return the id of this boot of this machine; empty if the kernel has none."""
     with contextlib.suppress(OSError):

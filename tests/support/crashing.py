@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,14 @@ from pipeline.reporting import LineDisplay
 from pipeline.scheduling import Executor
 from pipeline.sources import Materials
 from pipeline.tracking import Tracker
-from pipeline.worker import BuildRequest, BuildResult, JudgeResult, build_task, judge_task
+from pipeline.worker import (
+    BuildRequest,
+    BuildResult,
+    JudgeRequest,
+    JudgeResult,
+    build_task,
+    judge_task,
+)
 from pipeline.worker.child import End
 from pipeline.workspace import remove_abandoned, workplace
 from tests.support.campaigns import entry, plan_of
@@ -116,6 +123,28 @@ class Instants:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _crashes(request: JudgeRequest) -> bool:
+    return MODELS[request.entry.name][request.device_class] == "crashed"
+
+
+def _judged(request: JudgeRequest, staging: Path, artifacts: Mapping[str, Artifact]) -> JudgeResult:
+    """The result of one judge; it writes what is published."""
+    verdict = MODELS[request.entry.name][request.device_class]
+    if verdict == "published":
+        judged = staging / request.device_class
+        copy = staging / f"copy-{request.device_class}"
+        shutil.copytree(artifacts[request.device_class].folder, copy)
+        judged.mkdir()
+        write_artifact(artifacts[request.device_class].manifest, copy, judged / "artifact")
+    return JudgeResult(
+        verdict=verdict,
+        reason="because",
+        has_artifact=verdict == "published",
+        recipe=next(iter(request.builds)),
+        figures=Measured(speedup=2.0),
+    )
+
+
 def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
     """Replace the child of a build or judge: write what it would write."""
 
@@ -133,27 +162,12 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
                 workplace(request.store).keep(staging / recipe, "candidates", key)
             built = [BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items()]
             return End(parts=tuple((result, 0) for result in built))
-        if verdict == "crashed":
-            return End(
-                failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5
-            )
-        if verdict == "published":
-            shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
-            (staging / "judged").mkdir()
-            write_artifact(
-                artifacts[request.device_class].manifest,
-                staging / "copy",
-                staging / "judged" / "artifact",
-            )
-        recipe = next(iter(request.builds))
-        value = JudgeResult(
-            verdict=verdict,
-            reason="because",
-            has_artifact=verdict == "published",
-            recipe=recipe,
-            figures=Measured(speedup=2.0),
-        )
-        return End(value=value, wall_s=2.5)
+        judged = [each for each in (request.beside, request) if each is not None]
+        parts = [_judged(each, staging, artifacts) for each in judged if not _crashes(each)]
+        failure = None
+        if _crashes(request):
+            failure = Failure(kind="crash", code="CP-CRASH", message="it died")
+        return End(parts=tuple(parts), failure=failure, wall_s=2.5)
 
     return isolated
 

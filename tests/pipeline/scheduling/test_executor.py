@@ -117,8 +117,8 @@ def test_judges_start_before_builds(store: Store, ledger: Ledger) -> None:
     workers = Workers()
     built(plan, store, "cd")
     assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 4
-    assert workers.said[:2] == ["judge c home", "judge d home"]
-    assert workers.said.index("judge a home") < workers.said.index("outcome b")
+    assert workers.said[:2] == ["judge c home", "build a home"]
+    assert workers.said.index("judge d home") < workers.said.index("build b home")
 
 
 def test_damaged_candidate_fails_until_the_next_start(store: Store, ledger: Ledger) -> None:
@@ -160,10 +160,10 @@ def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledg
     assert workers.said == [
         "judge a home",
         "judge b home",
-        "judge c home",
         "outcome b",
-        "judge a home",
+        "judge c home",
         "outcome c",
+        "judge a home",
         "judge a home",
         "outcome a",
     ]

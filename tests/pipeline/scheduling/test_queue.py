@@ -129,6 +129,12 @@ def test_node_gets_a_task_for_each_core() -> None:
     assert slot.has_room
 
 
+def test_judges_have_their_threads_for_themselves() -> None:
+    slot = Slot(node=SMALL)
+    slot.begin(waiting(V3, judge_cpus=2))
+    assert (slot.has_room, slot.has_room_to_judge) == (True, False)
+
+
 GB = 10**9
 
 
