@@ -2,6 +2,10 @@
 
 #include <openssl/evp.h>
 #include <torch/version.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -20,6 +24,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int kFormatVersion = 1;
+static_assert(std::pair(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR) >= std::pair(2, 11), "libtorch 2.11 or later is needed");
 
 File file_from(const json& data) {
   File file{data.at("path"), data.at("digest"), data.at("size_bytes")};
@@ -101,15 +106,46 @@ std::string limits_of(int level) {
                     : "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2";
 }
 
-void refuse_by_class(const Manifest& manifest) {
-  if (manifest.device_class == "portable") return;
-  const auto level = std::map<std::string, int>{{"cpu-x86-64-v3", 3}, {"cpu-x86-64-v4", 4}};
-  const auto found = level.find(manifest.device_class);
-  if (found == level.end()) {
-    throw Refused("got an artifact for " + manifest.device_class +
-                  ", this program serves cpu-x86-64-v3, cpu-x86-64-v4 and portable; pull one of those");
+// The most specific Arm class of this CPU; empty on other CPUs.
+std::string arm_class_of_this_cpu() {
+#if defined(__aarch64__)
+  // What -march of the classes implies; freezer/hardware/device_classes.py has the same.
+  constexpr auto kV1 = HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_FPHP | HWCAP_ASIMDHP | HWCAP_ASIMDRDM | HWCAP_ASIMDDP | HWCAP_ASIMDFHM |
+                       HWCAP_JSCVT | HWCAP_FCMA | HWCAP_LRCPC | HWCAP_ILRCPC | HWCAP_FLAGM | HWCAP_SVE;
+  constexpr auto kV1Too = HWCAP2_BF16 | HWCAP2_I8MM | HWCAP2_SVEBF16 | HWCAP2_SVEI8MM;
+  constexpr auto kV2Too = HWCAP2_SVE2 | HWCAP2_FLAGM2 | HWCAP2_FRINT;
+  const auto has = getauxval(AT_HWCAP), has2 = getauxval(AT_HWCAP2);
+  if ((has & kV1) == kV1 && (has2 & kV1Too) == kV1Too) {
+    const int num_bits = 8 * (prctl(PR_SVE_GET_VL) & PR_SVE_VL_LEN_MASK);
+    if (num_bits == 256) return "cpu-neoverse-v1";
+    if (num_bits == 128 && (has & HWCAP_SB) && (has2 & kV2Too) == kV2Too) return "cpu-neoverse-v2";
   }
-  const int wanted = found->second, hardware = level_of_this_cpu();
+  return "cpu-aarch64";
+#else
+  return "";
+#endif
+}
+
+// Packed weights fit the instructions that oneDNN chose. Only payloads with packed weights have a thread count.
+bool is_packed(const Manifest& manifest) {
+  return std::any_of(manifest.payloads.begin(), manifest.payloads.end(),
+                     [](const Payload& payload) { return payload.num_threads.has_value(); });
+}
+
+void refuse_by_arm_class(const Manifest& manifest) {
+  const std::string wanted = manifest.device_class, here = arm_class_of_this_cpu();
+  if (wanted == here) return;
+  if (here.empty() || wanted != "cpu-aarch64") {
+    throw Refused("class_mismatch: the artifact is for " + wanted + ", and this CPU is " + (here.empty() ? "not of Arm" : here) +
+                  "; pull an artifact of this CPU's class (coldpress pull --device-class)");
+  }
+  if (is_packed(manifest)) {
+    throw Refused("isa_mismatch: weights packed for " + wanted + " are slower on " + here + "; pull this machine's own class");
+  }
+}
+
+void refuse_by_x86_level(const Manifest& manifest, int wanted) {
+  const int hardware = level_of_this_cpu();
   if (wanted > hardware) {
     throw Refused("class_mismatch: the artifact is for " + manifest.device_class + ", and this CPU is " +
                   (hardware ? "x86-64-v" + std::to_string(hardware) : std::string("none of x86-64-v3 or better")) +
@@ -121,10 +157,7 @@ void refuse_by_class(const Manifest& manifest) {
     throw Refused("class_mismatch: the artifact is for " + manifest.device_class +
                   ", and ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY limits this process to less; unset them");
   }
-  // Packed weights fit the instructions that oneDNN chose. Only payloads with packed weights have a thread count.
-  const bool packed = std::any_of(manifest.payloads.begin(), manifest.payloads.end(),
-                                  [](const Payload& payload) { return payload.num_threads.has_value(); });
-  if (packed && wanted < hardware && limit != wanted) {
+  if (is_packed(manifest) && wanted < hardware && limit != wanted) {
     throw Refused("isa_mismatch: weights packed for " + manifest.device_class + " are 10 to 20 times slower on x86-64-v" +
                   std::to_string(hardware) + "; start this program with " + limits_of(wanted) +
                   ", or pull this machine's own class");
@@ -135,6 +168,16 @@ void refuse_by_class(const Manifest& manifest) {
     throw Refused("isa_mismatch: weights of other dtypes than float32 are packed for exactly " + manifest.device_class +
                   "; start this program with " + limits_of(wanted));
   }
+}
+
+void refuse_by_class(const Manifest& manifest) {
+  const std::string& name = manifest.device_class;
+  const auto levels = std::map<std::string, int>{{"cpu-x86-64-v3", 3}, {"cpu-x86-64-v4", 4}};
+  if (name == "portable") return;
+  if (const auto level = levels.find(name); level != levels.end()) return refuse_by_x86_level(manifest, level->second);
+  if (name == "cpu-aarch64" || name.starts_with("cpu-neoverse-")) return refuse_by_arm_class(manifest);
+  throw Refused("got an artifact for " + name + ", this program serves cpu-x86-64-v3, cpu-x86-64-v4, Arm classes and portable;" +
+                " pull one of those");
 }
 
 void refuse_by_torch(const Manifest& manifest) {

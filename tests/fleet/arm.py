@@ -64,19 +64,12 @@ class ArmMachine:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables of its processes, none of which is this machine's."""
-        return {
-            **VARIABLES,
-            "HOME": "/root",
-            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "QEMU_CPU": CPUS[self.device_class],
-        }
+        """Variables of its processes besides those of inside.sh; none is this machine's."""
+        return {**VARIABLES, "QEMU_CPU": CPUS[self.device_class]}
 
-    def run(self, *words: object, timeout_s: float = 600) -> Done:
+    def run(self, *words: object) -> Done:
         """Run a command there to its end."""
-        command = self.command(*words)
-        return finished(*command, env=self.environment, timeout_s=timeout_s)
+        return finished(*self.command(*words), env=self.environment, timeout_s=900)
 
     def popen(self, *words: object, log: Path, **variables: str) -> subprocess.Popen[bytes]:
         """Start a command there whose output goes to a file."""
@@ -97,7 +90,7 @@ class ArmMachine:
         options += ["--num-cpus=1", "--min-worker-port=0", "--max-worker-port=0"]
         ports = {name: free_port() for name in PORTS}
         options += [f"--{name}={port}" for name, port in ports.items()]
-        worker = ROOT / "infra" / "images" / "worker.sh"
+        worker = ROOT / "infra/images/worker.sh"
         found = Raylet(self.popen(worker, *options, log=log, HEAD=head))
 
         def joined() -> bool:

@@ -6,6 +6,7 @@ root=$1 folder=$2
 checkout=$(realpath "$(dirname "$0")/../..")
 shift 2
 export ROOT="$root" FOLDER="$folder" CHECKOUT="$checkout"
+export HOME=/root PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1
 # shellcheck disable=SC2016  # the inner shell expands
 exec unshare --mount --propagation private sh -euc '
     mkdir -p "$ROOT$FOLDER" "$ROOT$CHECKOUT"

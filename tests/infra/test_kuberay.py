@@ -165,6 +165,17 @@ def test_deployments_only_read_the_store() -> None:
     assert secrets(all_pods("../serving")) == {"coldpress-store-read"}
 
 
+def test_deployments_serve_classes_of_both_architectures() -> None:
+    """Each on nodes with the label of its class."""
+    machines = set()
+    for deployment in only("Deployment", "../serving"):
+        pod = deployment["spec"]["template"]["spec"]
+        name = pod["containers"][0]["args"][0].removeprefix("--device-class=")
+        assert node_terms(pod)[f"coldpress.dev/{name}"] == ["true"]
+        machines.add(DEVICE_CLASSES[name].machine)
+    assert machines == {"x86_64", "aarch64"}
+
+
 def test_groups_are_the_device_classes() -> None:
     groups = {group["groupName"]: group for group in cluster("overlays/gpu")["workerGroupSpecs"]}
     assert set(groups) == set(FLEET)
@@ -179,6 +190,7 @@ def test_groups_are_the_device_classes() -> None:
         else:
             capability = DEVICE_CLASSES[name].capability or 0
             assert nodes == {
+                "kubernetes.io/arch": ["amd64"],
                 "nvidia.com/gpu.compute.major": [str(capability // 10)],
                 "nvidia.com/gpu.compute.minor": [str(capability % 10)],
             }
