@@ -127,9 +127,8 @@ def _keep_part_of_log(
 
 
 def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildResult, int]]:
-    """Build and store one candidate after the other.
-
-    Yield each result, and the number of bytes printed until then.
+    """Build and store one candidate after the other; yield each result, and the number of bytes
+    printed until then.
     """
     from freezer.freezing.candidates import architecture_digest
     from freezer.freezing.capture import Attempt

@@ -150,7 +150,7 @@ def _result_of(end: End) -> tuple[JudgeResult, bool]:
 def _judge_in_children(
     request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
 ) -> tuple[End, Mapping[str, Failure]]:
-    """Judge in a child. If it ends with something in hand, judge in another one without that.
+    """Judge in a child; if it ends with something in hand, in another one without that.
 
     Returns:
         The end of the last child, with the duration of all, and first the result of `beside` if
@@ -164,22 +164,21 @@ def _judge_in_children(
         wall_s += end.wall_s
         failure = end.failure
         if failure is None:
-            *others, result = end.parts
-            result = replace(result, reason="; ".join([result.reason, *notes]))
-            end = replace(end, parts=(*parts, *others, result))
-            break
+            *others, last = end.parts
+            last = replace(last, reason="; ".join([last.reason, *notes]))
+            return replace(end, parts=(*parts, *others, last), wall_s=wall_s), left_out
         name, _, activity = end.in_hand.partition("\n")
         if request.beside is not None and name and not end.parts:
             request = replace(request, beside=None)  # it is judged alone
             continue
-        parts = parts or end.parts
-        request, end = replace(request, beside=None), replace(end, parts=parts)
-        message = f"failed: {failure.kind} while {activity}: {failure.message}"
-        failure = replace(failure, message=message)
+        request, parts = replace(request, beside=None), parts or end.parts
+        end = replace(end, parts=parts)
+        text = f"failed: {failure.kind} while {activity}: {failure.message}"
+        failure = replace(failure, message=text)
         again = _without(request, name, failure)
         if again is None:
             break
-        notes.append(f"{WITHOUT.get(name, f'{name} left out')}: {message}")
+        notes.append(f"{WITHOUT.get(name, f'{name} left out')}: {text}")
         if name in request.builds:
             left_out[name] = failure
             if not again.builds or wall_s > MOST_TIMES * request.entry.limits.timeout_s:
