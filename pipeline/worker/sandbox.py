@@ -141,7 +141,10 @@ def _supervised(
         supervisor.close()  # a supervisor that still runs ends everything now
         _await_end(pid)
         if report is None:  # what its child started may be stopped, with a share of the machine
-            kill(descendants(server))
+            left = descendants(server)
+            kill(left)
+            for orphan in left:
+                _await_end(orphan)
     return report
 
 
