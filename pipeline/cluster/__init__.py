@@ -1,5 +1,5 @@
-"""Cluster: connection, nodes, tasks, autoscaling, job submission. The
-only package that imports ray.
+"""Cluster: connection, nodes, tasks, autoscaling, job submission. The only package that imports
+ray.
 
 May import: pipeline.ledger and below.
 Read first: ray_cluster.py.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +105,7 @@ class Materials:
                 trusted.
         """
         if entry.name not in self._ready:
-            with _error_of(f"source {entry.source}"), self._may_disturb(entry):
+            with _error_of(f"source {entry.source}"), self._not_while_measured(entry):
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
@@ -115,13 +114,13 @@ class Materials:
             self._ready[entry.name] = made
         return self._ready[entry.name]
 
-    def _may_disturb(self, entry: Entry) -> AbstractContextManager[None]:
-        """Wait for judges that measure on this machine, if a file is downloaded or shipped."""
+    def _not_while_measured(self, entry: Entry) -> contextlib.AbstractContextManager[None]:
+        """If a file is downloaded or shipped, wait for a judge that measures on this machine."""
         source = entry.source
         is_remote = source.kind == "mlflow" or (
             source.kind in FILE_KINDS and is_url(source.location)
         )
-        return computing() if self._shipping or is_remote else nullcontext()
+        return computing() if self._shipping or is_remote else contextlib.nullcontext()
 
     def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError
+from freezer.freezing import in_hand
 from freezer.timing import alone
 from pipeline.records import Failure
 from pipeline.worker import sandbox
@@ -359,15 +360,17 @@ def test_detached_processes_are_ended(tmp_path: Path, then: str) -> None:
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def largest_gap_s(run_s: float) -> float:
-    """The longest time in which this process did not run, of an interval."""
+def largest_gap_s(run_s: float) -> tuple[float, int]:
+    """The longest time in which this process did not run, of an interval, and how often it was
+    paused.
+    """
     start = last = time.monotonic()
     largest = 0.0
     while last - start < run_s:
         now = time.monotonic()
         largest, last = max(largest, now - last), now
         time.sleep(0.001)
-    return largest
+    return largest, in_hand.memory[in_hand.PAUSES]
 
 
 def test_children_pause_while_a_judge_measures(tmp_path: Path) -> None:
@@ -375,7 +378,9 @@ def test_children_pause_while_a_judge_measures(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", MEASURE, "3"]):
         end = isolated(tmp_path, largest_gap_s, 5.0, timeout_s=4)
     assert end.failure is None
-    assert 2.5 < end.value < 3.5
+    gap_s, num_pauses = end.value
+    assert 2.5 < gap_s < 3.5
+    assert num_pauses == 1
     assert end.wall_s < 3.5
 
 
