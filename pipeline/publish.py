@@ -16,6 +16,7 @@ from freezer.store import Descriptor, Store, Version, loss_of
 from pipeline.ledger import Draft, Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
+from pipeline.scheduling import folder_name, missing
 from pipeline.workspace import judged_name, workplace
 
 UNDECIDED = ("unstable", "failed", "rejected", "kept-previous")
@@ -66,13 +67,13 @@ class Publisher:
             if outcome.verdict == "failed" and not outcome.cached:
                 self._keep([(item, outcome)])
             return []
-        judged = {_name(reached) for _, reached in gathered if not reached.cached}
+        judged = {folder_name(reached) for _, reached in gathered if not reached.cached}
         gathered, version = self._published(self._taken_over(gathered))
         final: _Gathered = []
         for member, reached in gathered:
             served = _final(reached, version)
             final.append((member, self._with_server(served)))
-            judged.discard(_name(reached))
+            judged.discard(folder_name(reached))
         self._finish(final)
         for name in judged:  # outcomes of another campaign replaced these
             self._place.drop("judged", name)
@@ -113,7 +114,7 @@ class Publisher:
             return None
         self._ledger.check()
         for outcome in _new(gathered):
-            is_there = self._place.bring("judged", _name(outcome), self._folder(outcome))
+            is_there = self._place.bring("judged", folder_name(outcome), self._folder(outcome))
             if not is_there and outcome.verdict == "published":
                 raise IntegrityError(
                     f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
@@ -133,9 +134,10 @@ class Publisher:
                 before = self._store.version(f"{outcome.model}:{outcome.version}")
                 carried += before.images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
-                artifacts += read_artifacts(folder)
+                artifacts += [_with_host(each, outcome) for each in read_artifacts(folder)]
         if not artifacts and not carried:
             return None
+        _check_weights(artifacts)
         return self._store.publish(
             first.entry.name,
             source_key=first.source.digest,
@@ -180,7 +182,7 @@ class Publisher:
         """
         if not _is_new(outcome):
             return outcome
-        self._place.drop("judged", _name(outcome))
+        self._place.drop("judged", folder_name(outcome))
         for key in item.builds.values():
             self._place.drop("candidates", key.digest)
         failure = Failure(
@@ -209,7 +211,7 @@ class Publisher:
         known = Outcome.from_row(row.data)
         reference = f"{outcome.model}:{known.version}"
         is_published = not loss_of(self._store, reference, outcome.device_class)
-        is_complete = set(_missing(known)) <= set(_missing(outcome))
+        is_complete = set(missing(known)) <= set(missing(outcome))
         if not (known.has_artifact and is_published and is_complete):
             return None
         return replace(
@@ -221,14 +223,14 @@ class Publisher:
 
     def _folder(self, outcome: Outcome) -> Path:
         """The folder of the judged artifact."""
-        return self._place.folder("judged", _name(outcome))
+        return self._place.folder("judged", folder_name(outcome))
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
         self._keep([reached for reached in final if not self._is_kept(*reached)])
         for _, outcome in final:
             # Also of cached outcomes, since a driver may be killed before this line.
-            name = _name(outcome)
+            name = folder_name(outcome)
             if not outcome.cached or self._place.is_listed("judged", name):
                 self._place.drop("judged", name)
             if not _is_new(outcome):
@@ -262,14 +264,29 @@ class Publisher:
         return replace(recorded, cached=outcome.cached) == outcome
 
 
-def _name(outcome: Outcome) -> str:
-    """The name of the folder of the judged artifact."""
-    return judged_name(outcome.judge_key, outcome.model, _missing(outcome))
+def _check_weights(artifacts: Sequence[Artifact]) -> None:
+    """Refuse a version of two models.
+
+    Raises:
+        IntegrityError: the weights of two classes differ.
+    """
+    weights = {each.manifest.provenance.get("weights"): each.manifest for each in artifacts}
+    if len(weights) > 1:
+        first, second, *_ = weights.values()
+        raise IntegrityError(
+            f"{first.model}: {first.device_class} and {second.device_class} were judged with"
+            " different weights; run again, which builds them from one load of the source",
+            code="CP-WEIGHTS-DIFFER",
+        )
 
 
-def _missing(outcome: Outcome) -> list[str]:
-    """The recipes whose build failed."""
-    return [report.recipe for report in outcome.candidates if report.failure is not None]
+def _with_host(artifact: Artifact, outcome: Outcome) -> Artifact:
+    """The artifact with the other architectures that checked it."""
+    if "others" not in outcome.host:
+        return artifact
+    provenance = {**artifact.manifest.provenance}
+    provenance["host"] = {**provenance["host"], "others": list(outcome.host["others"])}
+    return replace(artifact, manifest=replace(artifact.manifest, provenance=provenance))
 
 
 def _new(gathered: _Gathered) -> list[Outcome]:

@@ -77,7 +77,7 @@ def _identity(
     yield "verdict", f"{manifest.verdict}, {why}"
     host = manifest.provenance.get("host", {})
     if is_fallback and "machine" in host:
-        yield "proven on", host["machine"]
+        yield "proven on", ", ".join([host["machine"], *host.get("others", ())])
     recipe = manifest.recipe
     yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 

@@ -54,10 +54,15 @@ class Node:
     emulated: bool = False
 
     @property
+    def machine(self) -> str:
+        """Architecture of its CPU, as in `uname -m`; empty without a CPU class."""
+        machines = {DEVICE_CLASSES[name].machine for name in self.classes}
+        return max(machines, default="")
+
+    @property
     def is_like_the_driver(self) -> bool:
         """Whether its CPU is real, and of the driver's architecture, if it has a CPU class."""
-        machines = {DEVICE_CLASSES[name].machine for name in self.classes} - {""}
-        return not self.emulated and machines <= {this_host().machine}
+        return not self.emulated and self.machine in ("", this_host().machine)
 
     def __str__(self) -> str:
         return f"node {self.node_id[:12]}"

@@ -9,7 +9,7 @@ from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import ItemState
 from pipeline.scheduling.node_check import SharedFiles, facts_here
-from pipeline.scheduling.outcomes import skipped_outcomes
+from pipeline.scheduling.outcomes import folder_name, missing, skipped_outcomes
 
 __all__ = [
     "BuildRecords",
@@ -18,5 +18,7 @@ __all__ = [
     "ItemState",
     "SharedFiles",
     "facts_here",
+    "folder_name",
+    "missing",
     "skipped_outcomes",
 ]

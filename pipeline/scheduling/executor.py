@@ -23,6 +23,7 @@ from pipeline.failures import CODES, NODE_MEMORY, classify
 from pipeline.ledger import Ledger
 from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
 from pipeline.records import Event, Failure, Outcome
+from pipeline.scheduling.architectures import PortableChecks
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
 from pipeline.scheduling.item_state import (
@@ -72,6 +73,7 @@ class Executor:
         self._show = show
         self._records = BuildRecords(store, ledger, lifted=plan.lift_quarantine)
         self._scheduler = Scheduler(fleet)
+        self._checks = PortableChecks(fleet, store.uri, show)
         self._running: dict[Handle, Sequence[Task]] = {}
         self._decided: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
@@ -95,18 +97,20 @@ class Executor:
                 while self._decided:
                     with computing():
                         yield self._decided.popleft()
-                if not (scheduler.num_waiting or self._running or self._decided):
+                if not (scheduler.num_waiting or self._handles or self._decided):
                     return
                 self._start_tasks()
-                if self._running:
-                    for done in cluster.wait(list(self._running), timeout_s=IDLE_S):
-                        tasks = self._running.pop(done.handle)
-                        scheduler.record_end(tasks[0], done)
-                        self._ended(tasks, done)
+                if self._handles:
+                    for done in cluster.wait(self._handles, timeout_s=IDLE_S):
+                        self._end(done)
                 elif not self._decided:
                     time.sleep(IDLE_S)  # until a node joins
         finally:
-            cluster.cancel(list(self._running))
+            cluster.cancel(self._handles)
+
+    @property
+    def _handles(self) -> list[Handle]:
+        return [*self._running, *self._checks.handles]
 
     def _follow(self, progress: Progress, step: Step) -> None:
         """Take the next state of an item, and do what the step asks for."""
@@ -139,7 +143,9 @@ class Executor:
             )
         if state.outcome is not None:
             self._records.speeds.add(state.outcome)
-            self._decided.append((item, self._records.counted(item, state.outcome)))
+            outcome = self._records.counted(item, state.outcome)
+            if not self._checks.start(item, outcome):
+                self._decided.append((item, outcome))
 
     def _start_tasks(self) -> None:
         """Start the tasks that may run now."""
@@ -254,8 +260,13 @@ class Executor:
         )
         self._follow(task.progress, end_build(state, built))
 
-    def _ended(self, tasks: Sequence[Task], done: Done) -> None:
-        """Report a group of builds, or one judge, that ended to the state machine."""
+    def _end(self, done: Done) -> None:
+        """Report a check, a group of builds, or one judge, that ended."""
+        if done.handle in self._checks.handles:
+            self._decided += self._checks.end(done)
+            return
+        tasks = self._running.pop(done.handle)
+        self._scheduler.record_end(tasks[0], done)
         if tasks[0].recipe is None:
             lost = JudgeResult(verdict="failed", reason="")
             for task, judged in zip(tasks, done.value or [lost] * len(tasks), strict=True):

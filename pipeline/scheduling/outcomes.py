@@ -11,6 +11,7 @@ from pipeline.failures import retry_rank
 from pipeline.planning import BETTER_CPU, Item, Unplaced
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.worker import BuildResult, JudgeResult
+from pipeline.workspace import judged_name
 
 
 def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
@@ -143,3 +144,13 @@ def _report(build: BuildResult) -> CandidateReport:
         failure=build.failure.kind if build.failure else None,
         build_s=build.wall_s,
     )
+
+
+def folder_name(outcome: Outcome) -> str:
+    """Return the name of the folder of the judged artifact of an outcome."""
+    return judged_name(outcome.judge_key, outcome.model, missing(outcome))
+
+
+def missing(outcome: Outcome) -> list[str]:
+    """Return the recipes whose build failed."""
+    return [report.recipe for report in outcome.candidates if report.failure is not None]

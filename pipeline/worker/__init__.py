@@ -11,6 +11,7 @@ from pipeline.worker.infer_task import infer_inputs
 from pipeline.worker.judge_task import (
     judge,
 )
+from pipeline.worker.previous import check_portable
 from pipeline.worker.requests import (
     BuildRequest,
     BuildResult,
@@ -27,6 +28,7 @@ __all__ = [
     "JudgeRequest",
     "JudgeResult",
     "build",
+    "check_portable",
     "infer_inputs",
     "judge",
     "probe",

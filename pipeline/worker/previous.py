@@ -1,5 +1,5 @@
-"""The artifact that serves now, for a judge: brought from the store, and opened as a deployment
-does.
+"""Artifacts that a worker brings from the store and opens as a deployment does: the one that serves
+now, for a judge, and `portable`, to check it on another architecture.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact
-from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
+from freezer.errors import CanaryError, IncompatibleError, IntegrityError, NotPublishedError
 from freezer.files import make_folder
 from freezer.freezing.in_hand import PREVIOUS, take
 from freezer.hardware import PORTABLE
+from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.worker.requests import JudgeRequest
+from pipeline.worker.sandbox import run_isolated
+from pipeline.worker.task_child import LOG, bounds_of
+from pipeline.workspace import staging_folder, workplace
 
 if TYPE_CHECKING:
     from freezer.freezing.judging import Incumbent
@@ -88,3 +92,42 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
         digest=digest,
         problem=problem,
     )
+
+
+def check_portable(store: str, name: str, limits: Limits) -> tuple[str, bool]:
+    """Check on this machine that a judged artifact of `portable` gives its golden outputs.
+
+    Args:
+        store: URI of the store.
+        name: of the folder of the judged artifact.
+        limits: of its entry.
+
+    Returns:
+        What was wrong, empty if nothing, and whether an output differs.
+    """
+    place = workplace(store)
+    with staging_folder(str(place.root)) as staging:
+        folder = place.folder("judged", name) if place.remote is None else staging / "judged"
+        place.bring("judged", name, folder)
+        end = run_isolated(
+            _difference,
+            (folder / "artifact",),
+            folder=staging,
+            log=staging / LOG,
+            bounds=bounds_of(limits, PORTABLE),
+        )
+    if end.failure is not None:
+        return f"{end.failure.kind}: {end.failure.message}", False
+    difference: str = end.value
+    return difference, bool(difference)
+
+
+def _difference(folder: Path) -> str:
+    """In the child: which golden output of an artifact differs here; empty if none does."""
+    from freezer.serving.verify import verify
+
+    try:
+        verify(folder, device_class=PORTABLE)
+    except CanaryError as error:
+        return str(error)
+    return ""

@@ -17,7 +17,7 @@ import requests
 
 from freezer.artifact import Artifact
 from freezer.compare.gate import EAGER_REFERENCE_TOL
-from freezer.hardware import PORTABLE, can_run
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from tests.fleet.arm import ARM_ROOT
 from tests.fleet.conftest import CLASSES, OWN, RECIPES, Fleet, Outcomes
 from tests.fleet.serve import inputs
@@ -51,8 +51,8 @@ def test_doctor_warns_of_emulation_alone(fleet: Fleet) -> None:
 
 
 def test_one_version_has_every_class_and_recipe(fleet: Fleet, outcomes: Outcomes) -> None:
-    """No speed of an emulated CPU is published, all classes have the same weights, and nodes may
-    have other builds of torch and patch versions of Python.
+    """No speed of an emulated CPU is published, all classes have the same weights, `portable` was
+    checked on Arm, and nodes may have other builds of torch and patch versions of Python.
     """
     for model, recipes in RECIPES.items():
         version = fleet.store.version(model)
@@ -65,6 +65,8 @@ def test_one_version_has_every_class_and_recipe(fleet: Fleet, outcomes: Outcomes
             assert (outcome["speedup"] is None) == (name != OWN)
             entrants = manifests[name].freezing.entrants
             assert {entrant.recipe for entrant in entrants} == recipes
+        others = manifests[PORTABLE].provenance["host"]["others"]
+        assert others == [DEVICE_CLASSES[LEAST].machine]
         for tool in ("torch", "python"):
             assert manifests[OWN].toolchain[tool] != manifests[LEAST].toolchain[tool]
 
