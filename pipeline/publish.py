@@ -257,6 +257,8 @@ class Publisher:
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""
+        if outcome is item.finished and not item.renamed:
+            return True
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False

@@ -55,6 +55,7 @@ from pipeline.scheduling import (
     SharedFiles,
     facts_here,
     skipped_outcomes,
+    with_memory_here,
 )
 from pipeline.sources import Materials
 from pipeline.tracking import TrackerProcess
@@ -291,7 +292,8 @@ def _plan_without_ray(
     if there may be work.
     """
     rows, served = ledger.rows("campaign"), detect().classes
-    known = CampaignRecord.from_json(rows[-1].data).facts if rows else {}
+    recorded = CampaignRecord.from_json(rows[-1].data).facts if rows else {}
+    known = with_memory_here(recorded)
     if joined_address(config.address) or not set(known) <= set(served):
         return None
     auto = auto_classes(served)
@@ -300,7 +302,8 @@ def _plan_without_ray(
         planned = _plan(config, work, ledger, continued, (known, auto))
         if planned[0].is_finished:
             facts = facts_here(work.entries, work.classes(config), lambda _: None)
-            planned = _plan(config, work, ledger, continued, (facts, auto))
+            if facts != known:
+                planned = _plan(config, work, ledger, continued, (facts, auto))
     except (InfrastructureError, RuntimeError):  # a start of Ray reports it
         return None
     return planned if planned[0].is_finished else None

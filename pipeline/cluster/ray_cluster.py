@@ -41,6 +41,7 @@ class Node:
         memory_bytes: memory that Ray schedules on the node, or None.
         labelled: whether the node has any Coldpress label.
         lesser: those of its classes whose CPUs lack instructions that it has.
+        machine: architecture of its CPU, as in `uname -m`; empty if no label tells it.
         emulated: whether its CPU is emulated.
     """
 
@@ -51,17 +52,12 @@ class Node:
     memory_bytes: int | None = None
     labelled: bool = True
     lesser: frozenset[str] = frozenset()
+    machine: str = ""
     emulated: bool = False
 
     @property
-    def machine(self) -> str:
-        """Architecture of its CPU, as in `uname -m`; empty without a CPU class."""
-        machines = {DEVICE_CLASSES[name].machine for name in self.classes}
-        return max(machines, default="")
-
-    @property
     def is_like_the_driver(self) -> bool:
-        """Whether its CPU is real, and of the driver's architecture, if it has a CPU class."""
+        """Whether its CPU is real, and of the driver's architecture if that is known."""
         return not self.emulated and self.machine in ("", this_host().machine)
 
     def __str__(self) -> str:
@@ -284,6 +280,7 @@ def _node(row: Mapping[str, Any]) -> Node:
         memory_bytes=int(resources["memory"]) if "memory" in resources else None,
         labelled=any(name.startswith(LABEL) for name in labels),
         lesser=lesser - other,
+        machine=max((device_class(name).machine for name in served), default=""),
         emulated=labels.get(EMULATED) == "true",
     )
 

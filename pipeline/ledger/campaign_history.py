@@ -39,6 +39,7 @@ class History:
         self._passes: dict[str, LedgerRow] = {}  # of those that ended, the last
         # By judge_key and model, then by campaign.
         self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}
+        self._decoded: dict[LedgerRow, Outcome] = {}
         self._read()
 
     def campaigns(self) -> list[str]:
@@ -92,7 +93,7 @@ class History:
         for member, row in pairs:
             is_hidden = member.cached and member.model in unfinished
             if row is not None and not is_hidden:
-                reached.append(_reached(row, cached=member.cached))
+                reached.append(self._reached(row, cached=member.cached))
         return reached
 
     def outcomes(self, campaign: str, record: CampaignRecord) -> list[Outcome]:
@@ -107,7 +108,7 @@ class History:
         rows: list[LedgerRow] = []
         for key in self._keys.get(model, ()):
             rows += self._outcomes[key, model].values()
-        return [_reached(row) for row in sorted(rows, key=lambda row: row.time)]
+        return [self._reached(row) for row in sorted(rows, key=lambda row: row.time)]
 
     def models(self) -> list[str]:
         """Return the names of all models with an outcome, sorted."""
@@ -123,7 +124,7 @@ class History:
             row = rows.get(campaign)
             if row is not None and (row.model, row.device_class) not in named:
                 keep_newest(newest, (row.model, row.device_class), row)
-        return [_reached(row) for row in newest.values()]
+        return [self._reached(row) for row in newest.values()]
 
     def _row(
         self,
@@ -153,8 +154,9 @@ class History:
                 self._keys.setdefault(row.model, set()).add(row.key)
         self._parts = {path.name for path in paths}
 
-
-def _reached(row: LedgerRow, *, cached: bool = False) -> Reached:
-    """The outcome of a row, cached or not as in its campaign."""
-    outcome = replace(Outcome.from_row(row.data), cached=cached)
-    return Reached(outcome=outcome, time=row.time)
+    def _reached(self, row: LedgerRow, *, cached: bool = False) -> Reached:
+        """The outcome of a row, cached or not as in its campaign. A page reads each twice."""
+        outcome = self._decoded.get(row)
+        if outcome is None:
+            outcome = self._decoded[row] = Outcome.from_row(row.data)
+        return Reached(outcome=replace(outcome, cached=cached), time=row.time)

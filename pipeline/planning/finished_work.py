@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 
@@ -16,6 +18,10 @@ from pipeline.records import FinishedBuild, Outcome
 
 _MOST: dict[str | None, int] = {"never": MOST_STARTS, "limit": TIMEOUT_STARTS}
 """Limit of campaign starts that retry a recipe, by what is kept."""
+
+
+NUM_READERS = 32
+"""Items that are looked up in a bucket at once: each request takes milliseconds."""
 
 
 class FinishedWork:
@@ -47,6 +53,13 @@ class FinishedWork:
         self._problem = cache(partial(loss_of, store))
         self.repairs: list[str] = []
 
+    def applied_to_all(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Return planned items as `applied_to` does."""
+        if self._store.remote is None:
+            return tuple(map(self.applied_to, items))
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            return tuple(pool.map(self.applied_to, items))
+
     def applied_to(self, item: Item) -> Item:
         """Return a planned item with its finished outcome, or what was missed in it, and why."""
         known, why = self._find(item)
@@ -66,7 +79,7 @@ class FinishedWork:
                 before=finished,
                 missed=missed,
             )
-        return replace(item, why=why, finished=finished)
+        return replace(item, why=why, finished=finished, renamed=finished != known)
 
     def _find(self, item: Item) -> tuple[Outcome | None, str]:
         """Return the finished outcome of an item if it still holds, and why or why not in

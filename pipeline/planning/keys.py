@@ -45,17 +45,22 @@ JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_ma
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """A digest and the parts that it was made of."""
+    """A digest and the parts that it was made of, as JSON, which takes less memory."""
 
     digest: str
-    parts: Mapping[str, Any]
+    text: str
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """The parts, decoded at each access."""
+        parts: Mapping[str, Any] = json.loads(self.text)
+        return parts
 
 
 def make_key(parts: Mapping[str, Any]) -> Key:
     """Return the key of parts that JSON can hold."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Key(digest=digest, parts=json.loads(text))
+    return Key(digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
 
 
 class FileDigests:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,9 +18,6 @@ from pipeline.records import LABEL, ClassFacts, Outcome
 
 if TYPE_CHECKING:
     from pipeline.planning.finished_work import FinishedWork
-
-NUM_READERS = 32
-"""Items whose finished work is looked up at once: each request to a bucket takes milliseconds."""
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""
@@ -39,6 +35,7 @@ class Item:
         why: how it differs from the nearest finished outcome, for `--explain`.
         before: the outcome to keep unless a recipe of `missed` is built now.
         missed: recipes that circumstances kept from being built for `before`.
+        renamed: whether `finished` has other tags or another registered name than recorded.
         optional: recipes that were not requested by name, and may be skipped.
         emulated: whether only nodes with emulated CPUs serve the class.
         memory_bytes: memory that its builds and its judge may use; None if unknown.
@@ -57,6 +54,7 @@ class Item:
     memory_bytes: int | None = None
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
+    renamed: bool = False
     optional: tuple[str, ...] = ()
     emulated: bool = False
 
@@ -158,10 +156,8 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             else:
                 raise problem
     digests.save()
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        known = tuple(pool.map(finished.applied_to, items))
     return Plan(
-        items=known,
+        items=finished.applied_to_all(items),
         unplaced=tuple(unplaced),
         notes=(*recipes_left_out(request), *sorted(finished.repairs)),
         lift_quarantine=finished.lifted,

@@ -8,7 +8,7 @@ from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import ItemState
-from pipeline.scheduling.node_check import SharedFiles, facts_here
+from pipeline.scheduling.node_check import SharedFiles, facts_here, with_memory_here
 from pipeline.scheduling.outcomes import folder_name, missing, skipped_outcomes
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "folder_name",
     "missing",
     "skipped_outcomes",
+    "with_memory_here",
 ]

@@ -142,7 +142,10 @@ class Fleet:
                     code="CP-STORE-UNSHARED",
                 )
         for name in classes_of([check.node for check in checks]):
-            facts = [check.facts(name) for check in checks]
+            preferred = checks
+            if name == PORTABLE:
+                preferred = [check for check in checks if check.node.is_like_the_driver] or checks
+            facts = [check.facts(name) for check in preferred]
             self._choose_facts(name, [known for known in facts if known is not None])
         for check in checks:
             self._admit(check)

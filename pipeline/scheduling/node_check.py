@@ -7,17 +7,18 @@ A task needs a core, or a GPU for a GPU class, so it may wait for the judge of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.errors import InfrastructureError
 from freezer.hardware import PORTABLE, auto_classes, available_cpus, detect, lesser_classes
+from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.records import ClassFacts
 from pipeline.scheduling.queue import takes_gpu
-from pipeline.worker import probe
+from pipeline.worker import bounds_of, probe
 from pipeline.workspace import workplace
 
 SOON_S = 20.0
@@ -286,4 +287,12 @@ def facts_here(
             )
         elif takes_gpu(name):
             facts[name] = probe(name, num_cpus)
+    return facts
+
+
+def with_memory_here(known: Mapping[str, ClassFacts]) -> dict[str, ClassFacts]:
+    """Return recorded facts with the memory of this machine, which no record has."""
+    facts = {}
+    for name, each in known.items():
+        facts[name] = replace(each, memory_bytes=bounds_of(Limits(), name).memory_bytes)
     return facts

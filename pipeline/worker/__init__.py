@@ -19,6 +19,7 @@ from pipeline.worker.requests import (
     JudgeResult,
 )
 from pipeline.worker.task_child import (
+    bounds_of,
     probe,
 )
 
@@ -27,6 +28,7 @@ __all__ = [
     "BuildResult",
     "JudgeRequest",
     "JudgeResult",
+    "bounds_of",
     "build",
     "check_portable",
     "infer_inputs",

@@ -40,3 +40,4 @@ def test_nodes_serve_classes_that_they_can_build(
     (node,) = Cluster(joined=True, head=head).nodes()
     assert node.classes == classes
     assert node.lesser == lesser
+    assert node.machine == ("x86_64" if "x86" in classes[0] else "aarch64")

@@ -23,7 +23,7 @@ from tests.support.campaigns import entry, judged, plan_of
 from tests.support.one_node import NODE, NoRay, OneNode
 from tests.support.steps import with_golden
 
-ARM = Node(node_id="arm", num_cpus=2, classes=("cpu-aarch64", "portable"), emulated=True)
+ARM = replace(NODE, node_id="arm", machine="aarch64", emulated=True)
 X86_64 = {"machine": "x86_64"}
 
 
@@ -104,6 +104,6 @@ def test_only_new_portable_artifacts_wait(
     store: Store, ledger: Ledger, portable: Frozen, changed: dict[str, Any]
 ) -> None:
     item, outcome = planned(store, ledger, portable.artifact)
-    nodes = [NODE] if "host" not in changed else [replace(NODE, classes=("portable",))]
+    nodes = [NODE] if "host" in changed else [ARM]
     checks = PortableChecks(OneNode(Here(), store.root, *nodes), store.uri, lambda _: None)
     assert not checks.start(item, replace(outcome, **changed))

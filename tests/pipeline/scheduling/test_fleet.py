@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,11 @@ def test_checks_lost_on_all_nodes_are_rays(tmp_path: Path, lost: bool, code: str
     with pytest.raises(InfrastructureError) as raised:
         Fleet(cluster, lambda _: None, shared, wait_s=None).assembled({V4}).__enter__()
     assert raised.value.code == code
+
+
+def test_portable_has_the_toolchain_of_the_drivers_kind(tmp_path: Path) -> None:
+    """Also if more nodes are of another architecture."""
+    arm = replace(node("b"), machine="another")
+    nodes = [node("a", V4), arm, replace(arm, node_id="c")]
+    fleet, _ = fleet_of(tmp_path, Answers(nodes, newer=["b", "c"]), wanted=("portable",))
+    assert fleet.facts()["portable"].toolchain == PLAIN
