@@ -1,11 +1,12 @@
-"""Simulate how often a judge's intervals contain the true speedup, and how often it publishes.
+"""Simulate how often a judge's intervals contain the true speedup, and how often it publishes; and
+what looks before the end would save and cost.
 
-    python -m benchmarks.power [--trials 300]
+    python -m benchmarks.power [--trials 2000]
 
 Eager and one candidate run in rounds of a 60 ms block each, in random order, on a simulated machine
 whose noise multiplies the latency of every call. Eager takes 1 ms, the candidate the true speedup
-less. "before" is the method of earlier checkouts, a bootstrap over rounds of the ratio of two
-medians (with throughput, means); "now" is freezer/timing/intervals.py.
+less. The intervals are those of freezer/timing/intervals.py. A look ends the timing where an
+interval excludes `speedup_min`; all looks together spend the level of one interval.
 """
 
 from __future__ import annotations
@@ -13,27 +14,39 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.pages import machine, markdown_table, results_page
-from freezer.timing.intervals import of_means, of_ranks, ratio_interval
+from freezer.timing.intervals import exchanges, is_larger, of_means, of_ranks
 
 Array = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int], Array]
 
 BLOCK_MS = 60
-NUM_BOOTSTRAP = 1000
-TAIL = 0.025
 CHUNK = 100
 SLOW, BURST = math.log(1.4), math.log(3)
 SPEEDUPS = (1.0, 1.05, 1.1, 1.25, 2.0)
 SPEEDUP_MIN = 1.05
-DURATIONS = {"1 s": 10, "10 s": 83}
-"""Rounds of a sampling; a judge takes at least 10."""
+ROUNDS = (10, 41)
+"""Rounds of a deciding cell: the least, and those of two entrants within 5 s."""
+
+Plan = Sequence[tuple[float, float]]
+"""Shares of the rounds, and one-sided levels of the tests then."""
+
+TODAY: Plan = ((1.0, 0.025),)
+LOOKS: Mapping[str, Plan] = {
+    "O'Brien-Fleming": ((0.5, 0.00151), (1.0, 0.02436)),
+    "Pocock": ((0.25, 0.00875), (0.5, 0.00885), (1.0, 0.01291)),
+}
+"""Plans that have spent 0.025 at a share t of the rounds by 2 - 2 Phi(2.2414 / sqrt(t)), or by
+0.025 log(1 + (e - 1) t) (Lan and DeMets 1983). After a quarter, the first would test at a level of
+7e-6, but the exchanges of ten rounds reach no less than 2**-10.
+"""
 
 
 def quiet(rng: np.random.Generator, trials: int, rounds: int) -> Array:
@@ -142,78 +155,76 @@ def figures(
     return found[0], found[1]
 
 
-def before(eager: Array, candidate: Array, *, mean: bool) -> tuple[Array, Array]:
-    """The bounds of the bootstrap."""
-    num_rounds = eager.shape[1]
-    picks = np.random.default_rng(0).integers(0, num_rounds, (NUM_BOOTSTRAP, num_rounds))
-    picks = np.vstack([np.arange(num_rounds), picks])  # the first are as measured
-    figure = _means if mean else _medians
-    ratios = figure(eager, picks) / figure(candidate, picks)
-    low, high = np.quantile(ratios[:, 1:], [TAIL, 1 - TAIL], axis=1)
-    return np.minimum(low, ratios[:, 0]), np.maximum(high, ratios[:, 0])
-
-
-def _means(blocks: Array, picks: NDArray[np.int64]) -> Array:
-    return np.stack([each[picks].mean(axis=1) for each in blocks])
-
-
-def _medians(blocks: Array, picks: NDArray[np.int64]) -> Array:
-    """The medians of picked blocks, by their ranks: numpy is fast with small numbers."""
-    middle = [(picks.shape[1] - 1) // 2, picks.shape[1] // 2]
-    medians = []
-    for each in blocks:
-        ranks = each.argsort().argsort().astype(np.int16)
-        middle_ranks = np.partition(ranks[picks], middle, axis=1)[:, middle]
-        medians.append(np.sort(each)[middle_ranks].mean(axis=1))
-    return np.stack(medians)
-
-
-def now(eager: Array, candidate: Array, *, mean: bool) -> tuple[Array, Array]:
-    """The bounds of the permutation test."""
-    differences = of_means if mean else of_ranks
-    _, low, high = ratio_interval(
-        torch.from_numpy(eager), torch.from_numpy(candidate), differences, tail=TAIL, seed=0
-    )
-    return low.numpy(), high.numpy()
-
-
-METHODS = (before, now)
-
-
-def rates(noise: str, duration: str, speedup: float, trials: int, *, mean: bool) -> Array:
-    """Coverage and power of each method, in percent of the trials, [method, 2]."""
-    cell = [list(NOISES).index(noise), DURATIONS[duration], round(100 * speedup)]
+def rates(noise: str, rounds: int, speedup: float, trials: int, *, mean: bool) -> Array:
+    """What each plan finds, [plan, figure]: percent of the intervals that contain the true speedup,
+    percent with a lower bound above SPEEDUP_MIN, and percent of the rounds that were run.
+    """
+    cell = [list(NOISES).index(noise), rounds, round(100 * speedup)]
     rng = np.random.default_rng(cell)
-    counts = np.zeros((len(METHODS), 2))
+    plans = (TODAY, *LOOKS.values()) if rounds > ROUNDS[0] else (TODAY,)
+    totals = np.zeros((len(plans), 3))
     for start in range(0, trials, CHUNK):
         num = min(CHUNK, trials - start)
-        blocks = figures(NOISES[noise], rng, num, DURATIONS[duration], speedup, mean=mean)
-        for index, method in enumerate(METHODS):
-            low, high = method(*blocks, mean=mean)
-            counts[index, 0] += ((low <= speedup) & (speedup <= high)).sum()
-            counts[index, 1] += (low > SPEEDUP_MIN).sum()
-    return 100 * counts / trials
+        blocks = figures(NOISES[noise], rng, num, rounds, speedup, mean=mean)
+        eager, candidate = (torch.from_numpy(block).log() for block in blocks)
+        for index, plan in enumerate(plans):
+            totals[index] += _by_plan(eager, candidate, plan, speedup, mean=mean)
+    return 100 * totals / trials
+
+
+def _by_plan(
+    eager: Tensor, candidate: Tensor, plan: Plan, speedup: float, *, mean: bool
+) -> list[float]:
+    """The numbers of covered and of published ones, and the sum of shares of rounds."""
+    covered = published = run = 0.0
+    for share, level in plan:
+        num_rounds = int(share * eager.shape[1])
+        logs = (eager[:, :num_rounds], candidate[:, :num_rounds])
+        above, below = _outside(*logs, SPEEDUP_MIN, level, mean=mean)
+        missed = torch.logical_or(*_outside(*logs, speedup, level, mean=mean))
+        ended = above | below | (share == 1)
+        covered += (ended & ~missed).sum().item()
+        published += above.sum().item()
+        run += share * ended.sum().item()
+        eager, candidate = eager[~ended], candidate[~ended]
+    return [covered, published, run]
+
+
+def _outside(
+    eager: Tensor, candidate: Tensor, ratio: float, level: float, *, mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Whether the interval is above a ratio, and whether it is below."""
+    differences = of_means if mean else of_ranks
+    scaled, signs = eager - math.log(ratio), exchanges(eager.shape[1], seed=0)
+    above = is_larger(scaled, candidate, differences, level, signs)
+    return above, is_larger(candidate, scaled, differences, level, signs)
 
 
 def rows(trials: int, *, mean: bool) -> Iterator[list[str]]:
-    """A row for each noise and duration."""
-    for noise, duration in itertools.product(NOISES, DURATIONS):
-        cells = [rates(noise, duration, speedup, trials, mean=mean) for speedup in SPEEDUPS]
-        covered, published = np.transpose(cells)
-        least = covered.min(axis=1)
-        row = [
-            f"{one:.1f} ({worst:.1f})"
-            for one, worst in zip(covered.mean(axis=1), least, strict=True)
-        ]
-        row += [f"{old:.1f} → {new:.1f}" for old, new in published.T]
-        print(noise, duration, *row, flush=True)
-        yield [noise, duration, *row]
+    """A row for each noise and number of rounds."""
+    for noise, rounds in itertools.product(NOISES, ROUNDS):
+        cells = [rates(noise, rounds, speedup, trials, mean=mean) for speedup in SPEEDUPS]
+        covered, published, run = np.stack(cells, axis=2).swapaxes(0, 1)
+        row = [_mean_and_least(covered[0]), *(f"{each:.1f}" for each in published[0])]
+        for plan in range(1, len(covered)):
+            worst = (published[plan] - published[0]).min()
+            row += [_mean_and_least(covered[plan]), f"{worst:+.1f}"]
+            row.append(" ".join(f"{each:.0f}" for each in run[plan]))
+        row += [""] * 3 * (1 + len(LOOKS) - len(covered))
+        print(noise, rounds, *row, flush=True)
+        yield [noise, str(rounds), *row]
+
+
+def _mean_and_least(rates: Array) -> str:
+    return f"{rates.mean():.1f} ({rates.min():.1f})"
 
 
 def page(trials: int) -> str:
     """The page of results."""
-    head = ["noise", "sampling", "covered before", "covered now"]
+    head = ["noise", "rounds", "covered"]
     head += [f"published at {speedup:g}" for speedup in SPEEDUPS]
+    for name in LOOKS:
+        head += [f"{name}: covered", "published, worst change", "rounds run"]
     lines = [
         "# Coverage and power of the intervals of speedups",
         "",
@@ -222,9 +233,12 @@ def page(trials: int) -> str:
         "",
         f"{trials} simulated judges of one candidate a cell. Covered: percent of the 95% intervals"
         " with the true speedup, over all five speedups (and for the worst of them). Published:"
-        f" percent with a lower bound above {SPEEDUP_MIN}, before → now. 1 s are"
-        f" {DURATIONS['1 s']} rounds, 10 s {DURATIONS['10 s']}. A figure of {trials} trials has a"
+        f" percent with a lower bound above {SPEEDUP_MIN}. A figure of {trials} trials has a"
         f" standard error of up to {50 / trials**0.5:.1f}, at 95% {21.8 / trials**0.5:.1f}.",
+        "",
+        "The last columns are the same judges, if looks ended them: after half of the rounds"
+        " (O'Brien and Fleming), or after a quarter and half (Pocock). The worst change is that of"
+        " published over the five speedups. Rounds run are percent of all, for each speedup.",
         "",
         *(f"- {name}: {noise.__doc__}" for name, noise in NOISES.items()),
     ]
@@ -236,7 +250,7 @@ def page(trials: int) -> str:
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=300, help="simulated judges a cell")
+    parser.add_argument("--trials", type=int, default=2000, help="simulated judges a cell")
     path = results_page("power")
     path.write_text(page(parser.parse_args().trials))
     print(f"wrote {path}")

@@ -44,6 +44,34 @@ def of_means(first: Tensor, second: Tensor) -> Tensor:
     return first.exp() - second.exp()
 
 
+def exchanges(num_rounds: int, seed: int) -> Tensor:
+    """The signs of each round's difference in random exchanges of its blocks, and in those of all
+    others, [rounds, NUM_EXCHANGES]; the first is as measured.
+    """
+    shape = (num_rounds, NUM_EXCHANGES // 2)
+    signs = 1.0 - 2 * Draws(seed).integers(0, 2, shape).double()
+    signs[:, 0] = 1
+    return torch.cat([signs, -signs], dim=1)
+
+
+def is_larger(
+    first: Tensor, second: Tensor, differences: Differences, share: float, signs: Tensor
+) -> Tensor:
+    """Whether the differences have a positive sum, and at most a share of the exchanges as large a
+    one.
+
+    Args:
+        first, second: logarithms of the figures of the blocks, [..., rounds].
+        differences: the statistic of a round.
+        share: level of the one-sided test.
+        signs: see `exchanges`.
+    """
+    each = differences(first, second)
+    total = each.sum(dim=-1, keepdim=True)
+    as_large = each @ signs >= total * (1 - 1e-9)
+    return (as_large.double().mean(dim=-1) <= share) & (total[..., 0] > 0)
+
+
 def ratio_interval(
     first: Tensor, second: Tensor, differences: Differences, *, tail: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,23 +87,15 @@ def ratio_interval(
         The estimate and the bounds, [...]. With too few rounds for `tail`, a bound is the ratio of
         the extremes.
     """
-    shape = (first.shape[-1], NUM_EXCHANGES // 2)
-    signs = 1.0 - 2 * Draws(seed).integers(0, 2, shape).to(first.dtype)
-    signs[:, 0] = 1  # as measured
-    signs = torch.cat([signs, -signs], dim=1)
+    signs = exchanges(first.shape[-1], seed)
 
     def least(first: Tensor, second: Tensor, share: float) -> Tensor:
-        """The logarithm of the ratio up to which the differences have a positive sum, and at most a
-        share of the exchanges as large a one.
-        """
+        """The logarithm of the ratio up to which `first` is larger."""
         low = first.amin(dim=-1) - second.amax(dim=-1)
         high = first.amax(dim=-1) - second.amin(dim=-1)
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            each = differences(first - middle[..., None], second)
-            total = each.sum(dim=-1, keepdim=True)
-            as_large = each @ signs >= total * (1 - 1e-9)
-            is_low = (as_large.double().mean(dim=-1) <= share) & (total[..., 0] > 0)
+            is_low = is_larger(first - middle[..., None], second, differences, share, signs)
             low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
         return (low + high) / 2
 

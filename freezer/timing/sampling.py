@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,9 +37,6 @@ logger = logging.getLogger("coldpress")
 
 FIRST_CALLS = 3
 """Calls before the warm-up: TorchScript compiles in the second, engines allocate in the first."""
-
-WARM_UP_BLOCK = 100
-"""Warm-up calls between resets of a state."""
 
 MOST_CALLS = 1000
 """Maximum calls of a block."""
@@ -100,8 +98,8 @@ def sample(
     for name, calls in entrants.items():
         rounds.first_calls(name, calls)
     with alone():
-        for name, calls in entrants.items():
-            rounds.warm_up(name, calls)
+        for name in entrants:
+            rounds.warm_up(name)
         started = time.monotonic()
         rounds.add()
         while time.monotonic() - started <= rounds.time_limit_s:
@@ -138,21 +136,15 @@ class _Rounds:
         for call in itertools.islice(itertools.cycle(calls), FIRST_CALLS):
             call()
 
-    def warm_up(self, name: str, calls: Sequence[Call]) -> None:
-        """Call an entrant until two halves of the last calls agree within 10%."""
-        taken: list[float] = []
+    def warm_up(self, name: str) -> None:
+        """Run blocks of an entrant until two in a row agree within 10%."""
         deadline = time.monotonic() + self._policy.warmup_s
-        while len(taken) < 3 or time.monotonic() < deadline:
-            if name in self._resets and len(taken) % WARM_UP_BLOCK == 0:
-                self._resets[name]()
-            taken.append(self._meter.timed_ms(calls[len(taken) % len(calls)]))
-            if len(taken) < 20 or len(taken) % 10:
-                continue
-            first = statistics.median(taken[-20:-10])
-            second = statistics.median(taken[-10:])
-            is_stable = abs(first - second) <= 0.1 * second
-            if is_stable and sum(taken) >= self._policy.block_ms:
-                break
+        before = math.inf
+        while time.monotonic() < deadline:
+            median = statistics.median(self._block(name).wall)
+            if abs(median - before) <= 0.1 * median:
+                return
+            before = median
 
     @property
     def time_limit_s(self) -> float:
@@ -195,10 +187,20 @@ class _Rounds:
         self._shuffle.shuffle(self._order)
         blocks: dict[str, _Block] = {}
         for name in self._order:
-            if name in self._resets:
-                self._resets[name]()
-            blocks[name] = _block(self._calls[name], self._policy.block_ms, self._meter)
+            blocks[name] = self._block(name)
         return {name: blocks[name] for name in self._calls if name in blocks}
+
+    def _block(self, name: str) -> _Block:
+        """Time one block of an entrant's calls."""
+        if name in self._resets:
+            self._resets[name]()
+        block, left_ms = _Block([], []), self._policy.block_ms
+        while left_ms > 0 and len(block.wall) < MOST_CALLS:
+            used_s = time.thread_time()
+            block.wall.append(self._meter.timed_ms(next(self._calls[name])))
+            block.cpu.append((time.thread_time() - used_s) * 1e3)
+            left_ms -= block.wall[-1]
+        return block
 
     def sampling(self) -> Sampling:
         """The undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or
@@ -239,17 +241,6 @@ class _Rounds:
         if self._policy.accept_noise:
             return "disturbed", by_wall
         return "wall", self._undisturbed
-
-
-def _block(calls: Iterator[Call], block_ms: float, meter: CpuMeter) -> _Block:
-    """Times of one block of calls."""
-    block = _Block([], [])
-    while block_ms > 0 and len(block.wall) < MOST_CALLS:
-        used_s = time.thread_time()
-        block.wall.append(meter.timed_ms(next(calls)))
-        block.cpu.append((time.thread_time() - used_s) * 1e3)
-        block_ms -= block.wall[-1]
-    return block
 
 
 def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Round]:

@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +34,9 @@ from freezer.runtime.tensor_files import save_tensors
 from freezer.timing import alone
 
 TIMEOUT_S = 300
+
+ASKS = "may have the machine alone?"
+"""Line of a fresh process that is ready to measure."""
 
 MAX_SIZES = 12
 """Further sizes that the fresh process calls."""
@@ -135,29 +140,70 @@ def ask_fresh_process(
     task: str,
     timeout_s: float,
 ) -> Any:
-    """Run a program in a fresh process of the same environment, with the request as JSON on stdin;
-    return its answer, the last line of stdout, from JSON.
+    """Run a program in a fresh process of the same environment, with the request as a line of JSON
+    on stdin; return its answer, the last line of stdout, from JSON.
+
+    The program may print ASKS and read a line: then it has the machine alone until it ends.
 
     Args:
         task: what the program does, for messages.
+        timeout_s: longest time until it asks, and from then on.
 
     Raises:
         JudgeError: the process fails or hangs.
     """
     paths = os.pathsep.join(path for path in sys.path if path)
-    try:
-        done = subprocess.run(
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
             [sys.executable, "-P", program],
-            input=json.dumps(request),
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
-            timeout=timeout_s,
-            check=True,
             env={**os.environ, "PYTHONPATH": paths},
-        )
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or ["no message"]
-        raise JudgeError(f"a fresh process could not {task}: {lines[-1][:500]}") from error
-    except subprocess.TimeoutExpired as error:
-        raise JudgeError(f"a fresh process took over {timeout_s:g} s to {task}") from error
-    return json.loads(done.stdout.splitlines()[-1])
+        ) as process,
+    ):
+        answer = _answer(process, json.dumps(request), timeout_s)
+        if answer is None:
+            raise JudgeError(f"a fresh process took over {timeout_s:g} s to {task}")
+        if process.returncode:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or ["no message"]
+            raise JudgeError(f"a fresh process could not {task}: {lines[-1][:500]}")
+    return json.loads(answer)
+
+
+def _answer(process: subprocess.Popen[str], request: str, timeout_s: float) -> str | None:
+    """The last line of a process's answer to a request; None if it was killed for its time."""
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    hangs = Event()
+
+    def kill() -> None:
+        hangs.set()
+        process.kill()
+
+    def tell(line: str, deadline: ExitStack) -> None:
+        """Write a line, without a buffer: closing would write it again. What follows has a
+        deadline.
+        """
+        timer = Timer(timeout_s, kill)
+        timer.start()
+        deadline.callback(timer.cancel)
+        with suppress(BrokenPipeError):
+            os.write(stdin.fileno(), f"{line}\n".encode())
+
+    answer = ""
+    with ExitStack() as turn, ExitStack() as deadline:
+        tell(request, deadline)
+        for line in stdout:
+            if line.strip() == ASKS:
+                deadline.close()
+                turn.enter_context(alone())
+                tell("", deadline)
+            elif line.strip():
+                answer = line
+        process.wait()
+    return None if hangs.is_set() else answer

@@ -2,17 +2,18 @@
 process, if that can change the verdict.
 
 `over_processes` of freezer.timing combines both. This file is also the program of the second
-process: the request is JSON on stdin, the answer one line of JSON on stdout.
+process (`ask_fresh_process`), which asks for the machine once it has opened everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -25,14 +26,19 @@ from freezer.codec import encode
 from freezer.errors import JudgeError, first_line
 from freezer.files import scratch_folder
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.judging.cold_start import ask_fresh_process
+from freezer.freezing.judging.cold_start import ASKS, ask_fresh_process
 from freezer.freezing.judging.judgement import Judgement, Trial, again
 from freezer.freezing.judging.session import Session
-from freezer.freezing.judging.timed_cells import shares, time_cell, with_figures
+from freezer.freezing.judging.timed_cells import (
+    deciding_alone,
+    shares,
+    time_cell,
+    with_figures,
+)
 from freezer.freezing.judging.verdicts import over_footprint, ranked
 from freezer.runtime.devices import CPU
 from freezer.runtime.torch_settings import plain_precision
-from freezer.timing import Sampling, alone
+from freezer.timing import Sampling, share_machine
 
 logger = logging.getLogger("coldpress")
 
@@ -104,14 +110,14 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
     )
     kind = type(subject.model)
     root = Path(inspect.getfile(kind)).parents[kind.__module__.count(".")]
-    call = partial(time_cell, subject, candidates, session.num_threads, subject.points[0], policy)
+    entrants = [deciding_alone(session, candidate) for candidate in candidates]
+    call = partial(time_cell, subject, entrants, session.num_threads, subject.points[0], policy)
     with scratch_folder() as folder:
         path = Path(folder, "call.pickle")
         with path.open("wb") as file:
             _Pickler(file).dump(call)
         request, timeout_s = [str(path), str(root)], session.limits.timeout_s / 3
-        with alone():
-            answer = ask_fresh_process(__file__, request, "time the finalists", timeout_s)
+        answer = ask_fresh_process(__file__, request, "time the finalists", timeout_s)
     sampling = Sampling(**answer)
     if not sampling.stable:
         raise JudgeError(sampling.problem)
@@ -135,10 +141,19 @@ def _scripted(content: bytes) -> Any:
 def main(path: str, search_path: str) -> Sampling:
     """Make a pickled call in this process, where modules may also be in a further folder."""
     sys.path.append(search_path)
+    share_machine(_alone)
     with plain_precision(CPU):
         sampling: Sampling = pickle.loads(Path(path).read_bytes())().sampling
     return sampling
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until the process that asked has the machine for this one."""
+    print(f"\n{ASKS}", flush=True)
+    sys.stdin.readline()
+    yield
+
+
 if __name__ == "__main__":
-    print(json.dumps(encode(main(*json.load(sys.stdin)))))
+    print(f"\n{json.dumps(encode(main(*json.loads(sys.stdin.readline()))))}")

@@ -1,7 +1,7 @@
 """Load time, first call and peak memory of a payload: the program of a fresh process.
 
-Run as a file, so that no package imports torch before it is measured. The request is JSON on stdin,
-the answer one line of JSON on stdout.
+Run as a file, so that no package imports torch before it is measured. The request is a line of
+JSON on stdin, the answer one on stdout.
 """
 
 from __future__ import annotations
@@ -93,4 +93,8 @@ def _arguments(
 
 
 if __name__ == "__main__":
-    print(json.dumps(encode(main(decode(Opening, json.load(sys.stdin), origin="the request")))))
+    print(
+        json.dumps(
+            encode(main(decode(Opening, json.loads(sys.stdin.readline()), origin="the request")))
+        )
+    )

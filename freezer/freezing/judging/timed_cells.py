@@ -83,11 +83,8 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     threads, old = session.num_threads, judgement.old
     deciding_point, *points = session.subject.points
     candidates = [trial.candidate for trial in judgement.passing]
-    entrants = list(candidates)
-    if old is not None:  # with the payload that serves in the deciding cell alone
-        deciding = payload_at(old.candidate.payloads, deciding_point)
-        assert deciding is not None, "an artifact serves all sizes"
-        entrants.append(replace(old.candidate, payloads=(deciding,)))
+    competing = [*candidates, old.candidate] if old else candidates
+    entrants = [deciding_alone(session, candidate) for candidate in competing]
     rivals = _rivals(entrants, could_win(session, judgement.passing))
     policy, further_policy = shares(session)
     first = time_cell(
@@ -104,6 +101,14 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     return first, *further
 
 
+def deciding_alone(session: Session, candidate: Candidate) -> Candidate:
+    """A candidate with the payload that serves in the deciding cell, and no other."""
+    payloads = payloads_for_threads(candidate.payloads, session.num_threads)
+    deciding = payload_at(payloads, session.subject.points[0])
+    assert deciding is not None, "every recipe builds a payload for all sizes"
+    return replace(candidate, payloads=(deciding,))
+
+
 def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     """The rivals of each entrant, of which one that is clearly faster makes it needless.
 
@@ -117,7 +122,7 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
             alike = candidate.lowering in ENGINES or rival.lowering not in ENGINES
             if alike and rival.recipe in able and rival is not candidate:
                 names.add(rival.recipe)
-        rivals[candidate.recipe] = rivals[general(candidate.recipe)] = names
+        rivals[candidate.recipe] = names
     return rivals
 
 

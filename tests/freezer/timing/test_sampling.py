@@ -155,7 +155,15 @@ def test_inputs_rotate() -> None:
     log: list[tuple[str, int]] = []
     sampling = sample(entrants(log, "a"), replace(QUICK, block_ms=2.0, warmup_s=0.02))
     timed = [index for _, index in log[len(log) - len(sampling.pooled("a")) :]]
-    assert timed == [index % 3 for index in range(len(timed))]
+    assert timed == [(timed[0] + index) % 3 for index in range(len(timed))]
+
+
+def test_slow_calls_warm_up_in_two_blocks() -> None:
+    """The last two of three blocks of two calls agree; then the rounds begin."""
+    meter = Watching(45.0, 45.0, 30.0, 30.0, 31.0, 31.0, 7.0, 70.0)
+    policy = replace(QUICK, block_ms=60.0, warmup_s=10.0, time_limit_s=0.0)
+    found = sample(entrants([], "a"), policy, meter=meter)
+    assert found.samples_ms["a"][0][:2] == [7.0, 70.0]
 
 
 @pytest.fixture

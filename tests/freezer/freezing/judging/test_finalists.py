@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from freezer.errors import JudgeError
 from freezer.freezing.judging import Judgement, Trial
 from freezer.freezing.judging import finalists as module
+from freezer.freezing.judging.cold_start import ASKS, ask_fresh_process
 from freezer.freezing.judging.finalists import finalists, time_again
 from freezer.freezing.judging.judgement import again
 from freezer.freezing.judging.verdicts import decide
@@ -153,6 +158,7 @@ def test_second_process_finds_a_catalogs_modules(
 ) -> None:
     code = """
 from torch import nn
+print("loaded", end="")
 class Own(nn.Module):
     def forward(self, x):
         return x * 2
@@ -161,6 +167,66 @@ class Own(nn.Module):
     model = find_function("own_models:Own", [str(tmp_path)])()
     found = near_anything(subject_of(model, {"x": random_inputs(2, 4)}), tmp_path, monkeypatch)
     assert "; timed in two processes" in found.reason
+
+
+PROGRAM = """
+import pathlib, sys, time
+here = pathlib.Path(sys.stdin.readline().strip('"\\n'))
+(here / "prepared").touch()
+print("no newline", end="")
+print("\\n" + {asks!r}, flush=True)
+sys.stdin.readline()
+time.sleep({sleep_s})
+print(int((here / "alone").exists()))
+"""
+
+
+def answer_of(folder: Path, timeout_s: float, **changes: Any) -> Any:
+    program = folder / "program.py"
+    program.write_text(PROGRAM.format(**{"asks": ASKS, "sleep_s": 0, **changes}))
+    return ask_fresh_process(str(program), str(folder), "count", timeout_s)
+
+
+def test_fresh_process_prepares_before_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def turn() -> Iterator[None]:
+        assert (tmp_path / "prepared").exists()
+        (tmp_path / "alone").touch()
+        yield
+        (tmp_path / "alone").rename(tmp_path / "done")
+
+    monkeypatch.setattr("freezer.timing.machine._alone", [turn])
+    assert answer_of(tmp_path, 60) == 1
+    assert (tmp_path / "done").exists()
+
+
+def test_fresh_process_that_hangs_or_fails_ends(tmp_path: Path) -> None:
+    with pytest.raises(JudgeError, match="took over 2 s to count"):
+        answer_of(tmp_path, 2, sleep_s=60)
+    with pytest.raises(JudgeError, match="could not count: NameError"):
+        answer_of(tmp_path, 60, sleep_s="missing")
+
+
+def test_second_process_is_alone_while_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports torch and opens payloads beside other work."""
+    turns_s: list[float] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        turns_s.append(time.monotonic() - started)
+
+    monkeypatch.setattr("freezer.timing.machine._alone", [turn])
+    started = time.monotonic()
+    found = near_anything(subject_of(mlp(), {"x": random_inputs(2, 4)}), tmp_path, monkeypatch)
+    assert "; timed in two processes" in found.reason
+    assert len(turns_s) == 2
+    assert turns_s[1] < (time.monotonic() - started) / 2
 
 
 def test_model_that_cannot_be_pickled_is_published(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from freezer.artifact import Payload
 from freezer.errors import BuildError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.freeze import freeze
@@ -79,6 +82,23 @@ def test_payload_for_a_further_count_is_kept(session: Session, tmp_path: Path) -
     assert found.winner.drift is not None
     assert {row.num_threads for row in found.winner.drift.rows} == {2, 1}
     assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)  # type: ignore[union-attr]
+
+
+def test_payloads_are_timed_where_they_may_serve(session: Session, tmp_path: Path) -> None:
+    """The one for all sizes competes at another thread count, where it may replace the other."""
+    candidate = candidate_of(session.subject, "torchscript-frozen", tmp_path / "c", TARGET.at(2))
+    (general,) = candidate.payloads
+    single = replace(general, dims=(replace(BATCH, min=2, max=2),))
+    payloads: list[Payload] = []
+    for count, payload in itertools.product((2, 1), (single, general)):
+        path = f"payloads/{len(payloads)}.pt"
+        shutil.copy(candidate.folder / general.path, candidate.folder / path)
+        payloads.append(replace(payload, path=path, num_threads=count))
+    at_two = replace(session, subject=replace(session.subject, points=({"batch": 2},)))
+    judgement = judge(at_two, [replace(candidate, payloads=tuple(payloads[:2]))])
+    assert list(judgement.cells[0].payloads) == ["torchscript-frozen"]
+    found = judge_further(at_two, judgement, replace(candidate, payloads=tuple(payloads)))
+    assert list(found.cells[-1].payloads) == ["torchscript-frozen", "torchscript-frozen, all sizes"]
 
 
 def test_wrong_payload_for_a_further_count_is_dropped(session: Session, tmp_path: Path) -> None:
