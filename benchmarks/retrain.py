@@ -1,8 +1,8 @@
 """Retrain models of the zoo night after night, and compare the items an hour with a full contest.
 
-python -m benchmarks.retrain --nights 8
+python -m benchmarks.retrain --nights 8 [--models gpt vit]
 
-Night 0 times every recipe of five architectures. Each further night has other weights, and inherits
+Night 0 times every recipe of each architecture. Each further night has other weights, and inherits
 the speed of the recipe that won. Every night is a campaign of its own into one new store. The page
 goes to benchmarks/results.
 """
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,10 @@ class Night:
         return 3600 * self.outcomes.total() / self.seconds
 
 
-def run_night(folder: Path, number: int) -> Night:
-    """Run the campaign of a night."""
+def run_night(folder: Path, number: int, models: Sequence[str]) -> Night:
+    """Run the campaign of a night over models of the zoo."""
     zoo = yaml.safe_load((ROOT / "examples" / "zoo.yaml").read_text())
-    entries: list[dict[str, Any]] = [each for each in zoo["models"] if each["name"] in MODELS]
+    entries: list[dict[str, Any]] = [each for each in zoo["models"] if each["name"] in models]
     for entry in entries:
         entry["seed"] = number
     (folder / "catalog.yaml").write_text(yaml.safe_dump({"models": entries}))
@@ -84,7 +85,7 @@ def _num_objects(folder: Path) -> int:
     return sum(1 for _ in objects.iterdir()) if objects.is_dir() else 0
 
 
-def page(nights: list[Night]) -> str:
+def page(nights: list[Night], models: Sequence[str]) -> str:
     """The page of results."""
     rows = []
     for number, night in enumerate(nights):
@@ -106,7 +107,7 @@ def page(nights: list[Night]) -> str:
     lines = [
         "# Retrained models",
         "",
-        f"`python -m benchmarks.retrain --nights {len(retrained)}`",
+        f"`python -m benchmarks.retrain --nights {len(retrained)} --models {' '.join(models)}`",
         "",
         *machine(),
         "",
@@ -126,10 +127,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nights", type=int, default=8)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     given = parser.parse_args()
+    if given.nights < 1:
+        parser.error("--nights: at least 1, which is compared with the full contest")
+    names = list(dict.fromkeys(given.models))
     with tempfile.TemporaryDirectory() as name:
-        nights = [run_night(Path(name), number) for number in range(given.nights + 1)]
-    text = page(nights)
+        nights = [run_night(Path(name), number, names) for number in range(given.nights + 1)]
+    text = page(nights, names)
     results_page("retrain").write_text(text)
     print(text)
 

@@ -36,7 +36,9 @@ from pipeline.workspace import (
     WAITS,
     MachineShare,
     become_subreaper,
+    children,
     descendants,
+    kill,
     kill_descendants,
     oom_score,
     reap,
@@ -120,7 +122,8 @@ class SupervisorReport:
 
 def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
     """In the forkserver: import modules, then fork a supervisor for each connection that a socket
-    receives, until it is closed. It adopts what a killed supervisor leaves.
+    receives, until it is closed. It adopts what a killed supervisor leaves, also stopped processes,
+    and ends that with itself.
     """
     become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -128,11 +131,17 @@ def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
     for name in preload:
         importlib.import_module(name)
     requests = socket.socket(fileno=handle)
+    supervisors = set[int]()
     while True:
         message, handles, _, _ = socket.recv_fds(requests, 1, 1)
-        if not message:
-            os._exit(0)  # the worker is gone
-        if os.fork() == 0:
+        if not message:  # the worker is gone
+            while left := children(os.getpid()):
+                kill(set(left) - supervisors)  # which end by themselves
+                time.sleep(POLL_S)
+            os._exit(0)
+        pid = os.fork()
+        supervisors = {pid, *supervisors.intersection(children(os.getpid()))}
+        if pid == 0:
             try:
                 requests.close()
                 with contextlib.suppress(OSError, EOFError):  # the worker is gone

@@ -320,20 +320,20 @@ if __name__ == "__main__":
 """
 
 
+def worker_in(folder: Path, **env: str) -> subprocess.Popen[bytes]:
+    """A worker with a child that has started two detached processes."""
+    (folder / "worker.py").write_text(WORKER)
+    return subprocess.Popen(
+        [sys.executable, str(folder / "worker.py"), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **env},
+        stderr=subprocess.DEVNULL,
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_worker_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "system").mkdir()
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        "TMPDIR": str(tmp_path / "system"),
-    }
-    with subprocess.Popen(
-        [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)],
-        env=env,
-        stderr=subprocess.DEVNULL,
-    ) as worker:
+    with worker_in(tmp_path, TMPDIR=str(tmp_path / "system")) as worker:
         faults.wait_for_lines(tmp_path / "pids", 2, timeout_s=60)
         below = psutil.Process(worker.pid).children(recursive=True)
         assert len(below) >= 5, "a forkserver, a supervisor, a child and two detached processes"
@@ -430,13 +430,25 @@ def test_judge_is_not_stopped_with_the_turn(tmp_path: Path) -> None:
 
 def test_worker_is_obeyed_before_the_child_starts(tmp_path: Path) -> None:
     """A supervisor that waits for the machine ends with its worker."""
-    (tmp_path / "worker.py").write_text(WORKER)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
-    quiet = subprocess.DEVNULL
-    with machine_time.alone(), subprocess.Popen(command, env=env, stderr=quiet) as worker:
+    with machine_time.alone(), worker_in(tmp_path) as worker:
         process = psutil.Process(worker.pid)
         wait_until(lambda: len(process.children(recursive=True)) == 2, "its supervisor waits")
         below = process.children(recursive=True)
         worker.kill()
         assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
+def test_worker_and_supervisor_killed_during_a_pause(tmp_path: Path) -> None:
+    """Nothing that they leave stays stopped."""
+    with worker_in(tmp_path) as worker:
+        faults.wait_for_lines(tmp_path / "pids", 2, timeout_s=60)
+        [forkserver] = psutil.Process(worker.pid).children()
+        [supervisor] = forkserver.children()
+        whole = supervisor.children(recursive=True)
+        below = [each for each in whole if each.status() != psutil.STATUS_ZOMBIE]
+        with machine_time.alone():
+            wait_until(lambda: all(each.status() == "stopped" for each in below), "they pause")
+            supervisor.kill()
+            worker.kill()
+            _, alive = psutil.wait_procs([forkserver, supervisor, *below], timeout=10)
+    assert alive == []

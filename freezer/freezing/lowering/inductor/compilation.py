@@ -26,7 +26,11 @@ from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
 from freezer.freezing.lowering.inductor.compiler_trial import try_compiler
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
-from freezer.freezing.lowering.inductor.objects import reproducible, reused_objects
+from freezer.freezing.lowering.inductor.objects import (
+    clean_layout,
+    reproducible,
+    reused_objects,
+)
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -302,7 +306,7 @@ def weights_table(graph: Any) -> str:
         packed = None
         if tensor.is_mkldnn:
             layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
-            packed = base64.b64encode(bytes(layout.tolist())).decode()
+            packed = base64.b64encode(clean_layout(bytes(layout.tolist()))).decode()
         entry = WeightEntry(
             name=name,
             position=position,

@@ -2,8 +2,8 @@
 weights, and g++ takes most of a build.
 
 An object is stored under a digest of everything that it is made of: the source, the compiler and
-its version, the command, and torch's version, which its headers are of. It contains its own digest:
-a truncated or changed one is compiled again.
+its version, the command, and the versions of torch and libc, which its headers are of. It contains
+its own digest: a truncated or changed one is compiled again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
+import struct
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -29,6 +31,17 @@ MAX_BYTES = 1_000_000_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """A function's address in this process, which Inductor prints into messages of assertions."""
 
+_PACKED = re.compile(r"(?<=\.opaque_metadata = {)[^}]*")
+"""The layout of a packed weight, a number for each byte."""
+
+_LAYOUT = struct.Struct("@2i12q i12q12qq i12q i12q12q24x Q3i12qq i")
+"""oneDNN's descriptor of a packed weight (dnnl_memory_desc, in blocks), and its number of groups;
+struct writes zeros between the fields.
+"""
+
+_KIND, _BLOCKED = 40, 2
+"""Index of the field with the kind of format, and that of blocks."""
+
 _folder: ContextVar[Path | None] = ContextVar("objects", default=None)
 
 
@@ -44,7 +57,22 @@ def objects_kept_in(folder: Path) -> Iterator[None]:
 
 def reproducible(code: str) -> str:
     """Generated code without what differs between two processes."""
-    return _ADDRESS.sub("", code)
+
+    def cleaned(found: re.Match[str]) -> str:
+        values = [int(value.strip(" L")) for value in found[0].split(",")]
+        return ", ".join(f"{value}L" for value in clean_layout(bytes(values)))
+
+    return _PACKED.sub(cleaned, _ADDRESS.sub("", code))
+
+
+def clean_layout(layout: bytes) -> bytes:
+    """Serialized layout of a packed weight without what was in memory between its fields; unchanged
+    if another oneDNN has other fields.
+    """
+    if len(layout) != _LAYOUT.size:
+        return layout
+    fields = _LAYOUT.unpack(layout)
+    return _LAYOUT.pack(*fields) if fields[_KIND] == _BLOCKED else layout
 
 
 @contextlib.contextmanager
@@ -70,7 +98,8 @@ def reused_objects(cache: Path) -> Iterator[None]:
             compile_it()
             return
         version = cpp_builder.get_compiler_version_info(builder._compiler)
-        parts = "\0".join((torch.__version__, version, command, source.read_text()))
+        made_with = (torch.__version__, *platform.libc_ver(), version)
+        parts = "\0".join((*made_with, command, source.read_text()))
         for name in (str(cache), source.stem):  # which is a digest of a text with the path
             parts = parts.replace(name, "")
         stored = folder / hashlib.sha256(parts.encode()).hexdigest()
