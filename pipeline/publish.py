@@ -113,13 +113,7 @@ class Publisher:
         if all(outcome.cached for _, outcome in gathered):
             return None
         self._ledger.check()
-        for outcome in _new(gathered):
-            is_there = self._place.bring("judged", folder_name(outcome), self._folder(outcome))
-            if not is_there and outcome.verdict == "published":
-                raise IntegrityError(
-                    f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
-                    " from the store"
-                )
+        self._bring_judged(gathered)
         first, outcomes = gathered[0][0], [outcome for _, outcome in gathered]
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
@@ -145,6 +139,16 @@ class Publisher:
             carried=carried,
             decided=decided,
         )
+
+    def _bring_judged(self, gathered: _Gathered) -> None:
+        """Bring the artifacts that were judged in this campaign; see `_publish`."""
+        for outcome in _new(gathered):
+            is_there = self._place.bring("judged", folder_name(outcome), self._folder(outcome))
+            if not is_there and outcome.verdict == "published":
+                raise IntegrityError(
+                    f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
+                    " from the store"
+                )
 
     def _kept_images(self, source: str, outcome: Outcome) -> tuple[Descriptor, ...]:
         """The images that serve a class now, if they were published for another source. They have
