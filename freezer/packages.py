@@ -15,7 +15,6 @@ LEAST = {
     "pyarrow": "18",
     "requests": "2.32",
     "transformers": "4.56",
-    "urllib3": "2.2",
 }
 """The oldest versions that Coldpress works with, as in pyproject.toml."""
 

@@ -237,7 +237,7 @@ def _remedy(uri: str, error: Exception) -> str:
     """A command for a store that cannot be opened or read."""
     scheme, place = urlparse(uri).scheme, shlex.quote(uri.partition("?")[0])
     if isinstance(error, MissingDependencyError):
-        return install_command("urllib3" if scheme == OCI else "pyarrow")
+        return install_command("requests" if scheme == OCI else "pyarrow")
     if scheme == OCI:
         return f"docker login {urlparse(uri).netloc}   # or podman login, skopeo login"
     if scheme in SCHEMES:

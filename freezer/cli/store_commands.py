@@ -143,12 +143,11 @@ def copy(
     """
     opened = Store.open(source)
     target = Store.open(dest, create=True)
-    for reference in references(opened, models or ()):
+    for reference in models or references(opened):
         with transfer_bar():
             copied = copy_version(opened, target, reference, as_)
-        sent = f"{size_text(copied.size_bytes)}, {size_text(copied.new_bytes)} of them new"
-        say(f"{', '.join(copied.names)} in {target.uri} ({sent})")
-        say(f"pin: {copied.version.model}@{copied.digest}", "dim")
+        say(f"{', '.join(copied.names)} in {target.uri}")
+        say(f"pin: {copied.pin}", "dim")
 
 
 def pick(version: Version, wanted: str) -> str:

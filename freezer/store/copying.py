@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from freezer.artifact import Signed
 from freezer.errors import UsageError
 from freezer.files import scratch_folder
 from freezer.progress import transferred
 from freezer.store.artifact_store import Store
-from freezer.store.forms import (
-    IMAGE,
-    image_form,
-    image_index,
-    referrers_tag,
-    write_referrers,
-)
+from freezer.store.forms import IMAGE, image_form, image_index, referrers_tag, write_referrers
 from freezer.store.oci_layout import (
     MANIFESTS,
     MEDIA_IMAGE,
@@ -37,33 +32,19 @@ class Copied:
     """A version in the store that it was copied to.
 
     Attributes:
-        version: the version.
-        tags: the tags that now name it.
-        digest: of the index that they name.
-        size_bytes: of its blobs, of which `new_bytes` were not there before.
+        names: the references that name it there.
+        pin: the one that names its content.
     """
 
-    version: Version
-    tags: tuple[str, ...]
-    digest: str
-    size_bytes: int
-    new_bytes: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The references that name it there."""
-        return tuple(f"{self.version.model}:{tag}" for tag in self.tags)
+    names: tuple[str, ...]
+    pin: str
 
 
-def references(store: Store, models: Iterable[str]) -> list[str]:
-    """The references of versions to copy: those that are given, or all versions of all models."""
-    given = list(models)
-    if given:
-        return given
-    listed = []
+def references(store: Store) -> Iterator[str]:
+    """References of all versions of all models of a store."""
     for model in store.models():
-        listed += [f"{model}:{number}" for number in store.versions(model)]
-    return listed
+        for number in store.versions(model):
+            yield f"{model}:{number}"
 
 
 def copy_version(
@@ -87,84 +68,47 @@ def copy_version(
         NotPublishedError, IntegrityError, StoreUnreachableError: as methods of Store.
     """
     version = source.version(reference)
-    if form == "image":
-        return _copy_images(source, dest, version)
+    copy = _copy_images if form == "image" else _copy_artifacts
+    tags, digest = copy(source, dest, version)
+    model = version.model
+    return Copied(names=tuple(f"{model}:{tag}" for tag in tags), pin=f"{model}@{digest}")
+
+
+def _copy_artifacts(source: Store, dest: Store, version: Version) -> tuple[list[str], str]:
+    """Copy a version with all that is attached to it; return its tags and digest."""
     origin, target = source.layout(version.model), dest.layout(version.model)
-    known = target.tags().get(str(version.number))
-    if known is not None and known.digest != version.descriptor.digest:
+    number, digest = str(version.number), version.descriptor.digest
+    known = target.tags(number).get(number)
+    if known is not None and known.digest != digest:
         raise UsageError(
-            f"{dest.uri} has another {version.model}:{version.number} ({known.digest}) than"
-            f" {source.uri} ({version.descriptor.digest}); copy to another place, or publish it"
-            " there as a new version"
+            f"{dest.uri} has another {version.model}:{number} ({known.digest}) than {source.uri}"
+            f" ({digest}); copy to another place, or publish it there as a new version"
         )
-    tags = origin.tags()
-    attached = {}
+    parts = list(closure(origin, version.descriptor))
     for image in version.index:
-        for tag in (signature_tag(image), referrers_tag(image)):
-            if tag in tags:
-                attached[tag] = (image, tags[tag])
-    parts = {part.digest: part for part in closure(origin, version.descriptor)}
-    for _, descriptor in attached.values():
-        parts.update({part.digest: part for part in closure(origin, descriptor)})
-    blobs = [part for part in parts.values() if part.media_type not in MANIFESTS]
-    manifests = [part for part in parts.values() if part.media_type in MANIFESTS]
-    new_bytes = 0
+        attached = origin.tags(signature_tag(image), referrers_tag(image))
+        for descriptor in attached.values():
+            parts += closure(origin, descriptor)
+    unique = {part.digest: part for part in parts}.values()
 
     def send() -> None:
-        nonlocal new_bytes
-        new_bytes = _send_blobs(origin, target, blobs)
+        blobs = [part for part in unique if part.media_type not in MANIFESTS]
+        with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
+            for call in [pool.submit(_send, origin, target, blob) for blob in blobs]:
+                call.result()
 
-    def write() -> tuple[str, ...]:
-        for part in manifests:
-            target.write_blob(origin.blob(part), part.media_type)
-        names = _names(origin, target, version)
-        named = dict.fromkeys(names, version.descriptor)
-        target.retag({**_attached(origin, target, attached), **named})
-        return names
+    def write() -> list[str]:
+        for part in unique:
+            if part.media_type in MANIFESTS:
+                target.write_blob(origin.blob(part), part.media_type)
+        changes: dict[str, Descriptor] = {}
+        for image in version.index:
+            changes.update(_attached(origin, target, image))
+        tags = _tags(origin, target, version)
+        target.retag({**changes, **dict.fromkeys(tags, version.descriptor)})
+        return tags
 
-    return Copied(
-        version=version,
-        tags=dest.write_model(version.model, send, write),
-        digest=version.descriptor.digest,
-        size_bytes=sum(part.size_bytes for part in blobs),
-        new_bytes=new_bytes,
-    )
-
-
-def _copy_images(source: Store, dest: Store, version: Version) -> Copied:
-    """Write a version as images that can be mounted; see `copy_version`."""
-    target = dest.layout(version.model)
-    images: dict[str, tuple[Descriptor, ...]] = {}
-
-    def send() -> None:
-        for name in version.images:
-            with scratch_folder() as scratch:
-                folder, layers = Path(scratch, "artifact"), Path(scratch, "layers")
-                layers.mkdir()
-                artifact = source.pull(version, name, folder)
-                images[name] = image_form(target, artifact, layers)
-
-    def write() -> tuple[str, ...]:
-        index = image_index(target, images)
-        changes = {}
-        for name, found in images.items():
-            changes[f"{version.number}-{name}{IMAGE}"] = found[0]
-        tags = [f"{tag}{IMAGE}" for tag in _names(source.layout(version.model), target, version)]
-        target.retag({**changes, **dict.fromkeys(tags, index)})
-        return (index.digest, *tags)
-
-    digest, *tags = dest.write_model(version.model, send, write)
-    sizes = {}
-    for found in images.values():
-        sizes.update({layer.digest: layer.size_bytes for layer in target.image(found[0]).layers})
-    size_bytes = sum(sizes.values())
-    return Copied(
-        version=version,
-        tags=tuple(tags),
-        digest=digest,
-        size_bytes=size_bytes,
-        new_bytes=size_bytes,
-    )
+    return dest.write_model(version.model, send, write), digest
 
 
 def closure(layout: Layout, descriptor: Descriptor) -> Iterator[Descriptor]:
@@ -179,50 +123,63 @@ def closure(layout: Layout, descriptor: Descriptor) -> Iterator[Descriptor]:
     yield descriptor
 
 
-def _names(origin: Layout, target: Layout, version: Version) -> tuple[str, ...]:
+def _send(origin: Layout, target: Layout, blob: Descriptor) -> None:
+    """Copy a blob that a store lacks."""
+    if not target.holds(blob) and not target.mount(blob, origin):
+        transferred(0, blob.size_bytes)
+        local = origin.local(digest=blob.digest, size_bytes=blob.size_bytes)
+        target.write_file(local, blob)
+
+
+def _tags(origin: Layout, target: Layout, version: Version) -> list[str]:
     """The tags that name a version in the other store."""
-    latest = origin.tags().get(LATEST)
+    latest = origin.tags(LATEST).get(LATEST)
     is_latest = latest is not None and latest.digest == version.descriptor.digest
     number = str(version.number)
-    return (number, LATEST) if is_latest or LATEST not in target.tags() else (number,)
+    return [number, LATEST] if is_latest or LATEST not in target.tags(LATEST) else [number]
 
 
 def _attached(
     origin: Layout,
     target: Layout,
-    attached: Mapping[str, tuple[Descriptor, Descriptor]],
-) -> dict[str, Descriptor]:
-    """Tags of signatures and bundles; where the other store has some, both have theirs."""
-    changes = {}
-    known = target.tags()
-    for tag, (image, descriptor) in attached.items():
-        if tag not in known:
-            changes[tag] = descriptor
-        elif known[tag].digest != descriptor.digest and tag == referrers_tag(image):
-            manifests = origin.index(descriptor).manifests
-            changes[tag] = write_referrers(target, image, manifests)
-        elif known[tag].digest != descriptor.digest:
-            ours = signatures_of(target, image, origin=tag)
-            theirs = signatures_of(origin, image, origin=tag)
-            signed = [*(ours.signed if ours else ()), *(theirs.signed if theirs else ())]
-            changes[tag] = target.write_signatures(tuple(dict.fromkeys(signed)))
-    return changes
+    image: Descriptor,
+) -> Iterable[tuple[str, Descriptor]]:
+    """Tags of an image's signatures; where the other store has some, both have theirs."""
+    names = signature_tag(image), referrers_tag(image)
+    new, known = origin.tags(*names), target.tags(*names)
+    for tag in names:
+        before = known.get(tag)
+        if tag in new and before is None:
+            yield tag, new[tag]
+        elif tag in new and tag == referrers_tag(image):
+            yield tag, write_referrers(target, image, origin.index(new[tag]).manifests)
+        elif tag in new:
+            signed: list[Signed] = []
+            for layout in (target, origin):
+                found = signatures_of(layout, image, origin=tag)
+                signed += found.signed if found else ()
+            yield tag, target.write_signatures(tuple(dict.fromkeys(signed)))
 
 
-def _send_blobs(
-    origin: Layout,
-    target: Layout,
-    blobs: Iterable[Descriptor],
-) -> int:
-    """Copy the blobs that a store lacks, several at once, and return their size."""
+def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str], str]:
+    """Write a version as images that can be mounted; return their tags and the index's digest."""
+    target = dest.layout(version.model)
+    images: dict[str, tuple[Descriptor, ...]] = {}
 
-    def send(blob: Descriptor) -> int:
-        if target.holds(blob) or target.mount(blob, origin):
-            return 0
-        transferred(0, blob.size_bytes)
-        local = origin.local(digest=blob.digest, size_bytes=blob.size_bytes)
-        target.write_file(local, blob)
-        return blob.size_bytes
+    def send() -> None:
+        for name in version.images:
+            with scratch_folder() as scratch:
+                artifact = source.pull(version, name, Path(scratch, "artifact"))
+                images[name] = image_form(target, artifact, Path(scratch, "layer.tar"))
 
-    with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
-        return sum(pool.map(send, blobs))
+    def write() -> tuple[list[str], str]:
+        index = image_index(target, images)
+        changes = {}
+        for name, found in images.items():
+            changes[f"{version.number}-{name}{IMAGE}"] = found[0]
+        named = _tags(source.layout(version.model), target, version)
+        tags = [f"{tag}{IMAGE}" for tag in named]
+        target.retag({**changes, **dict.fromkeys(tags, index)})
+        return tags, index.digest
+
+    return dest.write_model(version.model, send, write)

@@ -123,14 +123,14 @@ def modelpack(
 def image_form(
     layout: Layout,
     artifact: Artifact,
-    scratch: Path,
+    tar: Path,
 ) -> tuple[Descriptor, ...]:
     """Write an artifact as images that can be mounted, one for each CPU architecture that it runs
     on, and return their descriptors.
 
     Args:
         artifact: its folder; signature.json is included.
-        scratch: an empty folder for one layer at a time.
+        tar: a new file for one layer at a time.
     """
     sizes = {item.path: item.size_bytes for item in artifact.manifest.payloads}
     alone = sorted(sizes, key=lambda path: (-sizes[path], path))[:MAX_LAYERS]
@@ -142,7 +142,6 @@ def image_form(
     groups = [*([path] for path in sorted(alone)), [path for path in paths if path not in alone]]
     layers = []
     for group in groups:
-        tar = scratch / "layer.tar"
         write_tar(tar, artifact.folder, group)
         layer = Descriptor(
             media_type=MEDIA_LAYER,
@@ -253,7 +252,8 @@ def write_referrers(
     new: Iterable[Descriptor],
 ) -> Descriptor:
     """Add to what refers to an image, and return the descriptor of the index."""
-    stored = layout.tags().get(referrers_tag(image))
+    tag = referrers_tag(image)
+    stored = layout.tags(tag).get(tag)
     known = layout.index(stored).manifests if stored else ()
     manifests = {each.digest: each for each in (*known, *new)}
     content = encode(OciIndex(manifests=tuple(manifests.values())))

@@ -9,6 +9,7 @@ with the same methods. Their paths are relative to the store and use `/`.
 from __future__ import annotations
 
 import json
+import shutil
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,8 +143,12 @@ class Layout:
         self._files, self.model = files, model
         self._index = f"{model}/{INDEX}"
 
-    def tags(self) -> Mapping[str, Descriptor]:
-        """Descriptors by tag; empty if the model was never published."""
+    def tags(self, *names: str) -> Mapping[str, Descriptor]:
+        """Descriptors by tag; empty if the model was never published.
+
+        Args:
+            names: tags that are enough; others may be left out. Default: all.
+        """
         where = self._files.where(self._index)
         try:
             data = self._files.read(self._index)
@@ -229,15 +234,24 @@ class Layout:
         dest: Path,
         limit_bytes: int,
     ) -> None:
-        """Copy a blob of limited size to a local file; the caller verifies its digest.
+        """Copy a blob of limited size to a local file, and verify it.
 
         Raises:
+            IntegrityError: it has another digest.
             OSError: the local file cannot be written.
         """
         source = self.local(digest=digest, size_bytes=limit_bytes)
         dest.parent.mkdir(parents=True, exist_ok=True)
-        with self._reading(str(source)), open_regular(source) as file, dest.open("wb") as copy:
+        if not self._files.exact:  # a verified copy
+            shutil.copyfile(source, dest)
+            return
+        with (
+            self._reading(self.path(digest)),
+            open_regular(source) as file,
+            dest.open("wb") as copy,
+        ):
             copy.writelines(chunks_of(file, limit_bytes, source))
+        verify_file(dest, digest=digest, size_bytes=limit_bytes, origin=str(source))
 
     def begin(self) -> None:
         """Prepare the layout for writing, under the model's lock."""
@@ -356,7 +370,7 @@ class Layout:
         """Read tags back, where the lock is advisory."""
         if self._files.exact:
             return
-        written = self.tags()
+        written = self.tags(*expected)
         for tag, descriptor in expected.items():
             found = written.get(tag)
             if tag != "latest" and (found is None or found.digest != descriptor.digest):

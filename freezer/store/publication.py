@@ -89,7 +89,7 @@ def roll_back(store: Store, model: str, number: int | None) -> Version:
     `Store.roll_back`.
     """
     layout = store.layout(model)
-    tags = layout.tags()
+    tags = layout.tags(BEFORE, LATEST, str(number))
     wanted, before = tags.get(BEFORE), None
     if number is not None:
         store.version(f"{model}:{number}")  # raises if it is not there

@@ -187,7 +187,8 @@ def signatures_of(
     origin: str,
 ) -> Signatures | None:
     """The signatures of an image; None if it is not signed."""
-    stored = layout.tags().get(signature_tag(image))
+    tag = signature_tag(image)
+    stored = layout.tags(tag).get(tag)
     if stored is None:
         return None
     signed = []
@@ -213,6 +214,7 @@ def copy_image(
             known = dest / MANIFEST
             if not known.exists() or read_document(known) != data:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
+            Artifact.read(dest).verify()
             _complete(dest, signatures)
         else:
             dest.parent.mkdir(parents=True, exist_ok=True)
@@ -242,8 +244,7 @@ def _complete(
     folder: Path,
     signatures: Signatures | None,
 ) -> None:
-    """Verify a pulled folder, and write its signatures."""
-    Artifact.read(folder).verify()
+    """Write the signatures of a pulled folder."""
     if signatures is not None:
         write_whole(folder / SIGNATURE, signatures.to_bytes(), mode=0o644)
 

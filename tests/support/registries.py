@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -174,30 +175,34 @@ class Front:
     after: Callable[[str, Answer], None] = lambda *_: None
     cut_at: int | None = None
     host: str = ""
+    prefix: str = field(default_factory=lambda: f"front-{uuid.uuid4().hex[:12]}")
 
-    def uri(self, prefix: str) -> str:
-        return f"oci://{self.host}/{prefix}?scheme=http"
+    def __post_init__(self) -> None:
+        context = ssl.create_default_context(cafile=str(self.behind.authority))
+        self._pool = urllib3.PoolManager(ssl_context=context, maxsize=16)
+
+    def uri(self, name: str) -> str:
+        """The URI of a store that no other front has."""
+        return f"oci://{self.host}/{self.prefix}/{name}?scheme=http"
 
     def num_asked(self, method: str, part: str) -> int:
         """Number of requests of a method whose path contains a text."""
         return sum(1 for name, path, _ in self.asked if name == method and part in path)
 
     def forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        context = ssl.create_default_context(cafile=str(self.behind.authority))
-        with urllib3.PoolManager(ssl_context=context) as pool:
-            kept = {
-                name: value
-                for name, value in headers.items()
-                if name.lower() not in ("host", "authorization", "connection")
-            }
-            found = pool.request(
-                method,
-                f"https://{self.behind.host}{path}",
-                body=body,
-                headers={**kept, "Authorization": f"Basic {BASIC}"},
-                redirect=False,
-                decode_content=False,
-            )
+        kept = {
+            name: value
+            for name, value in headers.items()
+            if name.lower() not in ("host", "authorization", "connection")
+        }
+        found = self._pool.request(
+            method,
+            f"https://{self.behind.host}{path}",
+            body=body,
+            headers={**kept, "Authorization": f"Basic {BASIC}"},
+            redirect=False,
+            decode_content=False,
+        )
         kept = {name: value for name, value in found.headers.items() if name != "Connection"}
         if "Location" in kept:
             kept["Location"] = kept["Location"].replace(
@@ -258,6 +263,7 @@ def front_of(behind: RunningRegistry) -> Iterator[Front]:
     try:
         yield front
     finally:
+        front._pool.clear()
         server.shutdown()
         server.server_close()
         thread.join(10)
