@@ -110,9 +110,6 @@ def signed_with(
         MissingDependencyError: `cryptography` is not installed.
     """
     private: EllipticCurvePrivateKey = _key(key, private=True)
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.hashes import SHA256
-
     critical = {
         "identity": {"docker-reference": claims.model},
         "image": {"docker-manifest-digest": image_digest},
@@ -124,7 +121,14 @@ def signed_with(
         separators=(",", ":"),
         sort_keys=True,
     ).encode()
-    return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
+    return Signed(payload, _sign(private, payload))
+
+
+def _sign(key: EllipticCurvePrivateKey, data: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return key.sign(data, ec.ECDSA(SHA256()))
 
 
 def bundle_with(
@@ -137,8 +141,6 @@ def bundle_with(
     in-toto statement names the image. Arguments and errors are those of `signed_with`.
     """
     private: EllipticCurvePrivateKey = _key(key, private=True)
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     subject = {
@@ -154,18 +156,17 @@ def bundle_with(
     }
     payload = json.dumps(statement, separators=(",", ":"), sort_keys=True).encode()
     signed = b"DSSEv1 %d %b %d %b" % (len(_IN_TOTO), _IN_TOTO, len(payload), payload)
-    signature = private.sign(signed, ec.ECDSA(SHA256()))
+    signature = _sign(private, signed)
     public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     hint = b64encode(sha256(public).digest()).decode()
-    envelope = {
-        "payload": b64encode(payload).decode(),
-        "payloadType": _IN_TOTO.decode(),
-        "signatures": [{"sig": b64encode(signature).decode()}],
-    }
     bundle = {
         "mediaType": MEDIA_BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": hint}},
-        "dsseEnvelope": envelope,
+        "dsseEnvelope": {
+            "payload": b64encode(payload).decode(),
+            "payloadType": _IN_TOTO.decode(),
+            "signatures": [{"sig": b64encode(signature).decode()}],
+        },
     }
     return json.dumps(bundle, sort_keys=True).encode()
 

@@ -14,7 +14,6 @@ import base64
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from freezer.errors import IntegrityError, UsageError, first_line
 from freezer.files.buckets import RemoteError
 from freezer.files.digest import CHANGED
 from freezer.files.download import http_session
+from freezer.files.logins import TOKEN, login_of
 from freezer.progress import transferred
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9a-f:]+\](:[0-9]+)?")
 _PREFIX = re.compile(r"([a-z0-9]+([._/-]+[a-z0-9]+)*)?")
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _OCTETS = {"Content-Type": "application/octet-stream"}
-_HELPER_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,7 +298,7 @@ class Registry:
             "service": fields.get("service", ""),
             "scope": fields.get("scope", "") + further,
         }
-        if user == _TOKEN:
+        if user == TOKEN:
             login = {
                 "grant_type": "refresh_token",
                 "refresh_token": secret,
@@ -330,67 +329,6 @@ class Registry:
         )
 
 
-_TOKEN = "<token>"
-"""The user of logins whose secret is a token; docker's helpers use it too."""
-
-
 def _shown(url: str) -> str:
     """A URL for messages: queries may contain signed rights."""
     return url.partition("?")[0]
-
-
-def login_of(host: str, prefix: str = "") -> tuple[str, str] | None:
-    """User and secret that docker or podman keep for a registry; None if they keep none.
-
-    Raises:
-        RemoteError: the helper that keeps them is missing or fails.
-        UsageError: a file is damaged.
-    """
-    parts = f"{host}/{prefix}".rstrip("/").split("/")
-    names = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    names += [f"https://{host}{path}" for path in ("", "/v1/", "/v2/")]
-    environ, home = os.environ, Path.home()
-    docker = Path(environ.get("DOCKER_CONFIG") or home / ".docker", "config.json")
-    podman = Path(environ.get("XDG_RUNTIME_DIR") or home / ".config", "containers/auth.json")
-    given = environ.get("REGISTRY_AUTH_FILE")
-    for path in [Path(given)] if given else [docker, podman]:
-        if not path.is_file():
-            continue
-        try:
-            config = json.loads(path.read_text())
-            helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
-            entries = config.get("auths", {})
-            entry: dict[str, str] = next((entries[name] for name in names if entries.get(name)), {})
-            if "identitytoken" in entry:
-                return _TOKEN, entry["identitytoken"]
-            if "auth" in entry:
-                user, _, secret = base64.b64decode(entry["auth"]).decode().partition(":")
-                return user, secret
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}: {first_line(error)}; write it by `docker login`") from None
-        login = _from_helper(f"docker-credential-{helper}", host) if helper else None
-        if login:
-            return login
-    return None
-
-
-def _from_helper(command: str, host: str) -> tuple[str, str] | None:
-    """What a credential helper of docker keeps for a registry."""
-    try:
-        done = subprocess.run(
-            [command, "get"],
-            input=host,
-            capture_output=True,
-            text=True,
-            timeout=_HELPER_S,
-            check=False,
-        )
-        if done.returncode != 0 and "not found" in done.stdout:
-            return None
-        found = json.loads(done.stdout)
-        return found["Username"], found["Secret"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-        raise RemoteError(
-            f"{command} gives no login for {host}: {first_line(error)}; install it, or remove it"
-            " from docker's config.json"
-        ) from None

@@ -94,30 +94,28 @@ def modelpack(
             annotations={TITLE: path, FILE_PATH: path},
         )
         layers.append(layer)
-    kind = manifest.payloads[0].kind if manifest.payloads else ""
-    settings = {"format": _FORMATS.get(kind, kind)}
-    for spec in manifest.outputs:
-        if "float" in spec.dtype:
-            settings["precision"] = spec.dtype
     config = {
-        "descriptor": {
-            "name": manifest.model,
-            "version": number,
-            "title": f"{manifest.model} for {image.device_class}",
-        },
-        "config": settings,
+        "descriptor": {"name": manifest.model, "version": number, "title": image.device_class},
+        "config": _settings(manifest),
         "modelfs": {"type": "layers", "diffIds": [layer.digest for layer in layers]},
     }
-    described = OciImage(
-        config=layout.write_json(config, MODELPACK_CONFIG),
-        layers=tuple(layers),
-    )
     return _write_manifest(
         layout,
-        described,
+        OciImage(config=layout.write_json(config, MODELPACK_CONFIG), layers=tuple(layers)),
         artifact_type=MODELPACK,
         annotations={DEVICE_CLASS: image.device_class},
     )
+
+
+def _settings(manifest: Manifest) -> dict[str, str]:
+    """ModelPack's `config` of an artifact."""
+    settings = {}
+    for payload in manifest.payloads:
+        settings["format"] = _FORMATS.get(payload.kind, payload.kind)
+    for spec in manifest.outputs:
+        if "float" in spec.dtype:
+            settings["precision"] = spec.dtype
+    return settings
 
 
 def image_form(
@@ -132,16 +130,8 @@ def image_form(
         artifact: its folder; signature.json is included.
         tar: a new file for one layer at a time.
     """
-    sizes = {item.path: item.size_bytes for item in artifact.manifest.payloads}
-    alone = sorted(sizes, key=lambda path: (-sizes[path], path))[:MAX_LAYERS]
-    paths = [
-        str(path.relative_to(artifact.folder))
-        for path in sorted(artifact.folder.rglob("*"))
-        if path.is_file()
-    ]
-    groups = [*([path] for path in sorted(alone)), [path for path in paths if path not in alone]]
     layers = []
-    for group in groups:
+    for group in _layers(artifact):
         write_tar(tar, artifact.folder, group)
         layer = Descriptor(
             media_type=MEDIA_LAYER,
@@ -163,6 +153,15 @@ def image_form(
         descriptor = _write_manifest(layout, image, annotations=annotations)
         written.append(replace(descriptor, annotations=annotations))
     return tuple(written)
+
+
+def _layers(artifact: Artifact) -> list[list[str]]:
+    """Paths of an artifact's files by layer."""
+    payloads = sorted(artifact.manifest.payloads, key=lambda item: (-item.size_bytes, item.path))
+    alone = sorted(item.path for item in payloads[:MAX_LAYERS])
+    files = [path for path in artifact.folder.rglob("*") if path.is_file()]
+    paths = sorted(str(path.relative_to(artifact.folder)) for path in files)
+    return [*([path] for path in alone), [path for path in paths if path not in alone]]
 
 
 def image_index(layout: Layout, images: Mapping[str, Sequence[Descriptor]]) -> Descriptor:

@@ -35,10 +35,9 @@ def write_version(
     layout = store.layout(model)
     layout.begin()
     numbers, tags = store.versions(model), layout.tags()
-    number = 1
+    number = numbers[-1] + 1 if numbers else 1
     same = before = None
     if numbers:
-        number = numbers[-1] + 1
         before = store.find(model)
         newest = store.find(f"{model}:{numbers[-1]}")
         if newest is not None and newest.source_key == source_key:
@@ -58,11 +57,11 @@ def write_version(
         index=images,
         descriptor=descriptor,
     )
-    changed: dict[str, Descriptor | None] = {str(number): descriptor}
+    changed = [str(number)]
     if before is None or PORTABLE in version.images or PORTABLE not in before.images:
-        changed[LATEST] = descriptor  # what serves any machine, if `latest` did
+        changed.append(LATEST)  # what serves any machine, if `latest` did
     if any(tag not in tags or tags[tag].digest != descriptor.digest for tag in changed):
-        layout.retag({**changed, BEFORE: None})
+        layout.retag({**dict.fromkeys(changed, descriptor), BEFORE: None})
     return version
 
 
