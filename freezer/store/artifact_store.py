@@ -152,14 +152,16 @@ class Store:
         """The version named by `MODEL`, `MODEL:latest`, `MODEL:3` or `MODEL@sha256:HEX`; by the
         digest exactly what was published, also where `latest` moved or the store was exchanged.
         """
-        model, _, tag = reference.partition("@" if "@" in reference else ":")
-        tag = tag or LATEST
+        mark = "@" if "@" in reference else ":"
+        model, _, tag = reference.partition(mark)
         layout = self.layout(model)
-        found = pinned(layout, tag) if "@" in reference else layout.tags(tag).get(tag)
+        tag = tag or (LATEST if mark == ":" else "")
+        found = pinned(layout, tag) if mark == "@" else layout.tags(tag).get(tag)
         if found is None:
             known = ", ".join(map(str, self.versions(model)))
             raise NotPublishedError(
-                f"{reference} is not in store {self.uri}; versions of this model: {known or 'none'}"
+                f"{model}{mark}{tag} is not in store {self.uri}; versions of this model:"
+                f" {known or 'none'}"
             )
         return version_of(layout, tag, found, store=self.uri)
 

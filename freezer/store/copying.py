@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from freezer.artifact import Signed
 from freezer.errors import UsageError
 from freezer.files import scratch_folder
+from freezer.hardware import PORTABLE
 from freezer.progress import transferred
 from freezer.store.artifact_store import Store
-from freezer.store.forms import IMAGE, image_form, image_index, referrers_tag, write_referrers
+from freezer.store.forms import IMAGE, image_form, referrers_tag, write_index, write_referrers
 from freezer.store.oci_layout import (
     MANIFESTS,
     MEDIA_IMAGE,
@@ -165,18 +167,17 @@ def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str
     """Write a version as images that can be mounted; return their tags and the index's digest."""
     target = dest.layout(version.model)
     images: dict[str, tuple[Descriptor, ...]] = {}
+    classes = sorted(version.images, key=lambda name: name != PORTABLE)
 
     def send() -> None:
-        for name in version.images:
+        for name in classes:
             with scratch_folder() as scratch:
                 artifact = source.pull(version, name, Path(scratch, "artifact"))
                 images[name] = image_form(target, artifact, Path(scratch, "layer.tar"))
 
     def write() -> tuple[list[str], str]:
-        index = image_index(target, images)
-        changes = {}
-        for name, found in images.items():
-            changes[f"{version.number}-{name}{IMAGE}"] = found[0]
+        index = write_index(target, chain.from_iterable(images.values()))
+        changes = {f"{version.number}-{name}{IMAGE}": images[name][0] for name in classes}
         named = _tags(source.layout(version.model), target, version)
         tags = [f"{tag}{IMAGE}" for tag in named]
         target.retag({**changes, **dict.fromkeys(tags, index)})

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -27,7 +27,6 @@ from freezer.artifact import (
 )
 from freezer.codec import encode
 from freezer.files import digest_bytes, digest_file
-from freezer.hardware import PORTABLE
 from freezer.hardware import device_class as class_named
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
@@ -39,7 +38,7 @@ from freezer.store.oci_layout import (
     Layout,
     OciImage,
     OciIndex,
-    with_platforms,
+    platforms_of,
 )
 
 MODELPACK = "application/vnd.cncf.model.manifest.v1+json"
@@ -141,17 +140,18 @@ def image_form(
         layout.write_file(tar, layer)
         layers.append(layer)
     written = []
-    device_class = artifact.manifest.device_class
-    for architecture in _architectures(device_class):
+    annotations = {DEVICE_CLASS: artifact.manifest.device_class}
+    is_arm = class_named(artifact.manifest.device_class).machine == "aarch64"
+    for platform in platforms_of(artifact.manifest.device_class):
+        architecture = platform.get("architecture", "arm64" if is_arm else "amd64")
         rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
         config = {"architecture": architecture, "os": "linux", "config": {}, "rootfs": rootfs}
         image = OciImage(
             config=layout.write_json(config, MEDIA_CONFIG),
             layers=tuple(layers),
         )
-        annotations = {DEVICE_CLASS: device_class}
         descriptor = _write_manifest(layout, image, annotations=annotations)
-        written.append(replace(descriptor, annotations=annotations))
+        written.append(replace(descriptor, annotations=annotations, platform=platform))
     return tuple(written)
 
 
@@ -164,29 +164,11 @@ def _layers(artifact: Artifact) -> list[list[str]]:
     return [*([path] for path in alone), [path for path in paths if path not in alone]]
 
 
-def image_index(layout: Layout, images: Mapping[str, Sequence[Descriptor]]) -> Descriptor:
-    """Write the index of the images of a version, and return its descriptor.
-
-    Args:
-        images: results of `image_form` by class.
-    """
-    chosen: list[Descriptor] = []
-    for found in images.values():
-        for image, placed in zip(found, with_platforms(found[:1]), strict=True):
-            chosen.append(replace(image, platform=placed.platform))
-    chosen.sort(key=lambda image: image.annotations[DEVICE_CLASS] != PORTABLE)
-    content = encode(OciIndex(manifests=tuple(chosen)))
-    return layout.write_json(
-        {"schemaVersion": 2, "mediaType": MEDIA_INDEX, **content},
-        MEDIA_INDEX,
-    )
-
-
-def _architectures(device_class: str) -> tuple[str, ...]:
-    """OCI's names of the CPUs that an artifact of a class runs on."""
-    if device_class == PORTABLE:
-        return ("amd64", "arm64")
-    return ("arm64",) if class_named(device_class).machine == "aarch64" else ("amd64",)
+def write_index(layout: Layout, manifests: Iterable[Descriptor]) -> Descriptor:
+    """Write an index without annotations, and return its descriptor."""
+    content = encode(OciIndex(manifests=tuple(manifests)))
+    index = {"schemaVersion": 2, "mediaType": MEDIA_INDEX, **content}
+    return layout.write_json(index, MEDIA_INDEX)
 
 
 def write_tar(tar: Path, folder: Path, paths: Iterable[str]) -> None:
@@ -255,11 +237,7 @@ def write_referrers(
     stored = layout.tags(tag).get(tag)
     known = layout.index(stored).manifests if stored else ()
     manifests = {each.digest: each for each in (*known, *new)}
-    content = encode(OciIndex(manifests=tuple(manifests.values())))
-    return layout.write_json(
-        {"schemaVersion": 2, "mediaType": MEDIA_INDEX, **content},
-        MEDIA_INDEX,
-    )
+    return write_index(layout, manifests.values())
 
 
 def _write_manifest(

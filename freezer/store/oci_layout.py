@@ -436,22 +436,28 @@ class Layout:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
 
 
-def with_platforms(images: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """The images of an index in the order in which generic clients choose, with the platforms that
-    they choose by: `portable` first, for any CPU, then the levels of x86-64. Finer classes and GPUs
-    have no platform, so that no generic client takes them.
+def platforms_of(device_class: str) -> tuple[Mapping[str, str], ...]:
+    """The platforms that generic clients choose the artifact of a class by: `portable` runs on any
+    CPU. Finer classes than the levels of x86-64, and GPUs, have none, so that no such client takes
+    them.
     """
-    first, rest = [], []
+    amd64 = {"architecture": "amd64", "os": "linux"}
+    if device_class == PORTABLE:
+        return amd64, {**amd64, "architecture": "arm64"}
+    level = device_class.removeprefix("cpu-x86-64-")
+    return ({**amd64, "variant": level} if level in X86_LEVELS else {},)
+
+
+def with_platforms(images: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+    """The images of an index with their platforms, `portable` first, as generic clients take the
+    first that fits.
+    """
+    placed = []
     for image in images:
-        if image.device_class == PORTABLE:
-            for architecture in ("amd64", "arm64"):
-                platform = {"architecture": architecture, "os": "linux"}
-                first.append(replace(image, platform=platform))
-        else:
-            level = image.device_class.removeprefix("cpu-x86-64-")
-            platform = {"architecture": "amd64", "os": "linux", "variant": level}
-            rest.append(replace(image, platform=platform if level in X86_LEVELS else {}))
-    return (*first, *rest)
+        platforms = platforms_of(image.device_class)
+        placed += [replace(image, platform=platform) for platform in platforms]
+    placed.sort(key=lambda image: image.device_class != PORTABLE)
+    return tuple(placed)
 
 
 def _json_bytes(data: Mapping[str, Any]) -> bytes:
