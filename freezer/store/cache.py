@@ -40,10 +40,17 @@ _NUM_TRIES = 50
 
 
 class BlobCache:
-    """The cache, as one store of this process uses it."""
+    """The cache, as one store of this process uses it.
+
+    Raises:
+        UsageError: its limit is not a number.
+    """
 
     def __init__(self) -> None:
-        self._root = cache_folder()
+        text = os.environ.get(LIMIT) or str(LIMIT_BYTES)
+        if not text.isdecimal():
+            raise UsageError(f"{LIMIT}={text!r}: expected a number of bytes")
+        self._root, self._limit_bytes = cache_folder(), int(text)
         self._verified: dict[str, tuple[int, int, int]] = {}
 
     def path(self, digest: str) -> Path:
@@ -165,16 +172,13 @@ class BlobCache:
 
     def _evict(self) -> None:
         """Delete what was used the longest ago, but nothing that this process uses."""
-        text = os.environ.get(LIMIT) or str(LIMIT_BYTES)
-        if not text.isdecimal():
-            raise UsageError(f"{LIMIT}={text!r}: expected a number of bytes")
         known = []
         for folder in (self.path(""), self._partial("")):
             for path in folder.iterdir():
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     known.append((status.st_mtime, status.st_size, path))
-        excess = sum(size for _, size, _ in known) - int(text)
+        excess = sum(size for _, size, _ in known) - self._limit_bytes
         for _, size, path in sorted(known):
             if excess > 0 and f"sha256:{path.name}" not in self._verified:
                 path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import json
 import shutil
 import socket
@@ -17,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,6 @@ from typing import Any
 import pytest
 import urllib3
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-
-from tests.support.keys import private_pem
 
 USER, SECRET = "robot", "s3cret-word"
 BASIC = base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
@@ -42,7 +34,7 @@ class RunningRegistry:
 
     Attributes:
         host: HOST:PORT.
-        authority: file of the authority that signed its certificate.
+        authority: file of its certificate, which is its own authority.
         docker_config: folder with a config.json that has the login.
         storage: its files.
     """
@@ -59,36 +51,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Files of an authority, and of the certificate and key of 127.0.0.1."""
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        for name in ("test authority", "127.0.0.1")
-    ]
-    now = datetime.now(UTC)
-    paths = []
-    for index, is_authority in enumerate((True, False)):
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(names[index])
-            .issuer_name(names[0])
-            .public_key(keys[index].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-                critical=False,
-            )
-        )
-        path = folder / f"{index}.crt"
-        path.write_bytes(builder.sign(keys[0], hashes.SHA256()).public_bytes(Encoding.PEM))
-        paths.append(path)
-    key = folder / "server.key"
-    key.write_bytes(private_pem(keys[1]))
-    return paths[0], paths[1], key
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Files of a certificate of 127.0.0.1, which is its own authority, and of its key."""
+    certificate, key = folder / "server.crt", folder / "server.key"
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-days", "2"]
+    command += ["-pkeyopt", "ec_paramgen_curve:P-256", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run([*command, "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
 
 
 def write_login(folder: Path, *hosts: str, **more: Any) -> None:
@@ -101,12 +71,12 @@ def write_login(folder: Path, *hosts: str, **more: Any) -> None:
 @contextlib.contextmanager
 def running_registry(folder: Path) -> Iterator[RunningRegistry]:
     """Run Debian's docker-registry with TLS and basic authentication."""
-    for program in ("docker-registry", "htpasswd"):
+    for program in ("docker-registry", "htpasswd", "openssl"):
         if shutil.which(program) is None:
             pytest.skip(
-                f"{program} is not installed: apt-get install docker-registry apache2-utils"
+                f"{program} is not installed: apt-get install docker-registry apache2-utils openssl"
             )
-    authority, certificate, key = make_certificates(folder)
+    certificate, key = make_certificate(folder)
     users = subprocess.run(
         ["htpasswd", "-Bbn", USER, SECRET], capture_output=True, text=True, check=True
     )
@@ -132,7 +102,7 @@ def running_registry(folder: Path) -> Iterator[RunningRegistry]:
         _wait(host, child)
         write_login(folder / "docker", host)
         yield RunningRegistry(
-            host=host, authority=authority, docker_config=folder / "docker", storage=storage
+            host=host, authority=certificate, docker_config=folder / "docker", storage=storage
         )
     finally:
         child.terminate()

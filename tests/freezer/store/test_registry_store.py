@@ -32,7 +32,7 @@ from freezer.store.cache import BlobCache
 from tests.support.buckets import cached_files
 from tests.support.keys import make_pair
 from tests.support.registries import SECRET, USER, Answer, Front, RunningRegistry, write_login
-from tests.support.steps import HERE, write_plain_artifact
+from tests.support.steps import write_plain_artifact
 
 BIG_BYTES = 40_000_000
 
@@ -305,7 +305,7 @@ def test_the_cache_evicts_the_least_recently_used(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLDPRESS_CACHE_BYTES", "2500")
-    contents = [bytes([number]) * 1000 for number in range(4)]
+    contents = [bytes([number]) * 1000 for number in range(3)]
 
     def bring(content: bytes) -> Path:
         cache = BlobCache()
@@ -322,7 +322,7 @@ def test_the_cache_evicts_the_least_recently_used(
     assert [path.exists() for path in (first, second, third)] == [True, False, True]
     monkeypatch.setenv("COLDPRESS_CACHE_BYTES", "many")
     with pytest.raises(UsageError):
-        bring(contents[3])
+        bring(contents[0])
 
 
 def test_damaged_copies_are_fetched_again(folder: Store, registry: str, tmp_path: Path) -> None:
@@ -372,11 +372,6 @@ def empty(answer: Answer) -> None:
 
 def compressed(answer: Answer) -> None:
     answer.headers["Content-Encoding"] = "gzip"
-
-
-def elsewhere(answer: Answer) -> None:
-    answer.status, answer.body = 307, b""
-    answer.headers.update({"Location": "http://192.0.2.1/blob", "Content-Length": "0"})
 
 
 def in_circles(answer: Answer) -> None:
@@ -556,11 +551,3 @@ def test_bad_uris_are_refused(uri: str) -> None:
     with pytest.raises(UsageError) as caught:
         Store.open(uri)
     assert "word@" not in str(caught.value)
-
-
-def test_a_served_model_comes_from_a_registry(store: Store, registry: str) -> None:
-    there = Store.open(registry)
-    copy_version(store, there, "mlp")
-    model = freezer.load("mlp", store=registry)
-    assert model.manifest is not None
-    assert model.manifest.device_class == HERE
