@@ -223,8 +223,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def front_of(behind: RunningRegistry) -> Iterator[Front]:
+def front_of(behind: RunningRegistry, *, tls: bool = False) -> Iterator[Front]:
+    """Open a front, with the registry's certificate or without TLS."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    if tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(behind.authority, behind.authority.with_suffix(".key"))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     front = Front(behind=behind, host=f"127.0.0.1:{server.server_address[1]}")
     server.front = front  # type: ignore[attr-defined]

@@ -31,7 +31,15 @@ from freezer.store import Store, copy_version, newest_versions, references, vers
 from freezer.store.cache import BlobCache
 from tests.support.buckets import cached_files
 from tests.support.keys import make_pair
-from tests.support.registries import SECRET, USER, Answer, Front, RunningRegistry, write_login
+from tests.support.registries import (
+    SECRET,
+    USER,
+    Answer,
+    Front,
+    RunningRegistry,
+    front_of,
+    write_login,
+)
 from tests.support.steps import write_plain_artifact
 
 BIG_BYTES = 40_000_000
@@ -511,6 +519,22 @@ def test_credentials_stay_with_their_registry(
         kind = re.split("[/?]", path)[1]
         sent[kind].add(headers.get("Authorization", "").partition(" ")[0])
     assert sent == {"token": {"Basic"}, "storage": {""}, "v2": {"", "Bearer"}}
+
+
+def test_a_redirect_without_tls_is_refused(
+    folder: Store, front: Front, registry: str, registry_server: RunningRegistry, tmp_path: Path
+) -> None:
+    copy_all(folder, Store.open(registry))
+    prefix = registry.removeprefix(f"oci://{registry_server.host}/")
+    for path in cached_files(tmp_path / "cache"):
+        path.unlink()
+    with front_of(registry_server, tls=True) as secure:
+        secure.before = lambda _, path, __: Answer(
+            307, {"Location": f"http://{front.host}{path}"}, b""
+        )
+        with pytest.raises(StoreUnreachableError, match="expected https"):
+            Store.open(f"oci://{secure.host}/{prefix}").version("tiny")
+    assert {headers.get("Authorization") for _, _, headers in front.asked} == {None}
 
 
 def test_docker_credential_helpers_are_asked(
