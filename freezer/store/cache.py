@@ -195,7 +195,8 @@ def _locked(path: Path) -> Iterator[BufferedRandom]:
     """Open the file at a path, alone; waits for other processes."""
     while True:
         with path.open("ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             opened = os.fstat(file.fileno())
             now = path.stat() if path.exists() else None
             if now is not None and os.path.samestat(now, opened):

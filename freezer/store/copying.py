@@ -43,10 +43,13 @@ class Copied:
 
 
 def references(store: Store) -> Iterator[str]:
-    """References of all versions of all models of a store."""
+    """References of all versions of all models of a store, of each model `latest` first: readers of
+    the copy never get another one as such.
+    """
     for model in store.models():
-        for number in store.versions(model):
-            yield f"{model}:{number}"
+        latest = store.version(model).number
+        numbers = sorted(store.versions(model), key=lambda number: number != latest)
+        yield from (f"{model}:{number}" for number in numbers)
 
 
 def copy_version(

@@ -106,8 +106,13 @@ def test_copies_are_equal_byte_for_byte(
 
 
 def test_copying_again_sends_nothing(folder: Store, front: Front) -> None:
+    folder.roll_back("tiny", 1)
     there = Store.open(front.uri("again"))
-    copy_all(folder, there)
+    latest = set()
+    for reference in references(folder):
+        copy_version(folder, there, reference)
+        latest.add(there.version("tiny").number)
+    assert latest == {1}, "not the version that was rolled back, at any time"
     front.asked.clear()
     copy_all(folder, there)
     assert front.num_asked("POST", "/blobs/uploads/") == 0
