@@ -43,3 +43,25 @@ def reported(show: Callable[[str], object] | None) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+Watcher = Callable[[int, int], object]
+"""Takes the number of bytes that were transferred, and that will be besides."""
+
+_watchers: list[Watcher] = []
+
+
+def transferred(num_bytes: int, planned_bytes: int = 0) -> None:
+    """Report bytes that were transferred, and bytes that will be."""
+    for watch in _watchers:
+        watch(num_bytes, planned_bytes)
+
+
+@contextmanager
+def transfers(watch: Watcher) -> Iterator[None]:
+    """Pass the transfers of all threads to a function while the block runs."""
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers.remove(watch)

@@ -12,7 +12,7 @@ from freezer.hardware import device_class
 from freezer.spec import SamplingPolicy
 from pipeline.catalog import PYTHON, CatalogEntry, is_registry
 from pipeline.cluster import check_address, joined_address
-from pipeline.ledger import check_campaign
+from pipeline.ledger import check_campaign, refuse_registry
 from pipeline.tracking import ArtifactMode, check_database, default_tracking_uri
 
 REGISTRY_SETTINGS = {"filter": "filter_string", "trust": "trust"}
@@ -90,10 +90,11 @@ class Config:
         """Check what the machine of the driver does not decide.
 
         Raises:
-            UsageError: a name, a class or a recipe is invalid, or a setting of registries is given
-                for another catalog.
+            UsageError: a name, a class or a recipe is invalid, a setting of registries is given for
+                another catalog, or the store has no ledger.
         """
         check_campaign(self.campaign)
+        refuse_registry(self.store)
         select(self.recipes, portable=False)
         for name in self.device_classes:
             if name != "auto":

@@ -26,6 +26,7 @@ from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.support.models import Mlp, TinyConv, seeded
+from tests.support.registries import Front, RunningRegistry, front_of, running_registry
 from tests.support.steps import (
     BATCH,
     HERE,
@@ -233,6 +234,36 @@ def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     make_bucket(s3_address, name)
     return f"s3://{name}/models"
+
+
+@pytest.fixture(scope="session")
+def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegistry]:
+    """Debian's docker-registry; skips where it is not installed."""
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture
+def registry(
+    registry_server: RunningRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The URI of an empty store in a registry with TLS; this process and its children log in to it,
+    and have a cache of their own.
+    """
+    monkeypatch.setenv("DOCKER_CONFIG", str(registry_server.docker_config))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("freezer.files.registries.BACKOFF_S", 0.01)
+    return (
+        f"oci://{registry_server.host}/fleet-{uuid.uuid4().hex[:12]}/models"
+        f"?tls_ca_file_path={registry_server.authority}"
+    )
+
+
+@pytest.fixture
+def front(registry_server: RunningRegistry, registry: str) -> Iterator[Front]:
+    """A front before the registry, with a login."""
+    with front_of(registry_server) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ image with the tag `sha256-HEX.sig`; a pulled folder has them in signature.json,
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,9 @@ SIGNATURE = "signature.json"
 
 MEDIA_SIGNATURE = "application/vnd.dev.cosign.simplesigning.v1+json"
 ANNOTATION = "dev.cosignproject.cosign/signature"
+MEDIA_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PREDICATE = "https://sigstore.dev/cosign/sign/v1"
+_IN_TOTO = b"application/vnd.in-toto+json"
 _TYPE = "cosign container image signature"
 _CURVE = "secp256r1"
 _VERSION = "dev.coldpress.version"
@@ -105,9 +110,6 @@ def signed_with(
         MissingDependencyError: `cryptography` is not installed.
     """
     private: EllipticCurvePrivateKey = _key(key, private=True)
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.hashes import SHA256
-
     critical = {
         "identity": {"docker-reference": claims.model},
         "image": {"docker-manifest-digest": image_digest},
@@ -119,7 +121,54 @@ def signed_with(
         separators=(",", ":"),
         sort_keys=True,
     ).encode()
-    return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
+    return Signed(payload, _sign(private, payload))
+
+
+def _sign(key: EllipticCurvePrivateKey, data: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return key.sign(data, ec.ECDSA(SHA256()))
+
+
+def bundle_with(
+    key: Path,
+    *,
+    image_digest: str,
+    claims: Claims,
+) -> bytes:
+    """Sign an image in the form of cosign 3: a bundle of sigstore with a DSSE envelope, in which an
+    in-toto statement names the image. Arguments and errors are those of `signed_with`.
+    """
+    private: EllipticCurvePrivateKey = _key(key, private=True)
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    subject = {
+        "name": claims.model,
+        "digest": {"sha256": image_digest.removeprefix("sha256:")},
+        "annotations": {_VERSION: str(claims.version), _CLASS: claims.device_class},
+    }
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [subject],
+        "predicateType": PREDICATE,
+        "predicate": {},
+    }
+    payload = json.dumps(statement, separators=(",", ":"), sort_keys=True).encode()
+    signed = b"DSSEv1 %d %b %d %b" % (len(_IN_TOTO), _IN_TOTO, len(payload), payload)
+    signature = _sign(private, signed)
+    public = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    hint = b64encode(sha256(public).digest()).decode()
+    bundle = {
+        "mediaType": MEDIA_BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": hint}},
+        "dsseEnvelope": {
+            "payload": b64encode(payload).decode(),
+            "payloadType": _IN_TOTO.decode(),
+            "signatures": [{"sig": b64encode(signature).decode()}],
+        },
+    }
+    return json.dumps(bundle, sort_keys=True).encode()
 
 
 def problem_of(

@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import urlparse
 
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line
-from freezer.files import SCHEMES, VARIABLE, scratch_place
+from freezer.files import OCI, SCHEMES, VARIABLE, scratch_place
 from freezer.hardware import (
     PORTABLE,
     Host,
@@ -182,7 +182,7 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         return
     try:
         store = Store.open(uri)
-        if store.remote is None:
+        if store.remote is None and store.registry is None:
             next(store.root.iterdir(), None)  # `models` finds none in a forbidden folder
         models = store.models()
     except ColdpressError as error:
@@ -192,6 +192,10 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         yield Finding("store", f"{uri} cannot be read: {error}", "error", _remedy(uri, error))
         return
     text = f"{store.uri}: {len(models)} model{'' if len(models) == 1 else 's'}"
+    if store.registry is not None:
+        yield Finding("store", f"{text}, can be read")
+        yield from _missing_engines(store)
+        return
     try:
         _probe(store)
     except OSError as error:
@@ -231,9 +235,11 @@ def _probe(store: Store) -> None:
 
 def _remedy(uri: str, error: Exception) -> str:
     """A command for a store that cannot be opened or read."""
-    if isinstance(error, MissingDependencyError):
-        return install_command("pyarrow")
     scheme, place = urlparse(uri).scheme, shlex.quote(uri.partition("?")[0])
+    if isinstance(error, MissingDependencyError):
+        return install_command("requests" if scheme == OCI else "pyarrow")
+    if scheme == OCI:
+        return f"docker login {urlparse(uri).netloc}   # or podman login, skopeo login"
     if scheme in SCHEMES:
         tool = "aws s3" if scheme == "s3" else "gcloud storage"
         return f"{tool} ls {place}   # checks network and credentials without Coldpress"

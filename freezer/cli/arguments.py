@@ -14,10 +14,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from freezer.codec import finite
 from freezer.errors import FAILED, INTERRUPTED, ColdpressError
+from freezer.progress import transfers
 
 console = Console()
 error_console = Console(stderr=True)
@@ -44,6 +52,24 @@ def say_error(error: ColdpressError) -> None:
 def note(line: str) -> None:
     """Print a remark on stderr."""
     say(line, "dim", on=error_console)
+
+
+@contextlib.contextmanager
+def transfer_bar() -> Iterator[None]:
+    """Show the transfers of the block on stderr, if that is a terminal."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=error_console, transient=True)
+    task = bar.add_task("", total=0)
+
+    def show(num_bytes: int, planned_bytes: int) -> None:
+        total = (bar.tasks[0].total or 0) + planned_bytes
+        bar.update(task, advance=num_bytes, total=total)
+
+    if not error_console.is_terminal:
+        yield
+        return
+    with bar, transfers(show):
+        yield
 
 
 def say_json(value: object, *, indent: int | None = None) -> None:
@@ -111,11 +137,11 @@ def answer_signals(promise: str) -> None:
             signal.signal(number, answer)
 
 
-ModelArgument = Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")]
+ModelArgument = Annotated[str, typer.Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST.")]
 MaybeModelArgument = Annotated[str | None, typer.Argument(help="Default: all models.")]
 ReferenceArgument = Annotated[
     str,
-    typer.Argument(help="An artifact folder, or MODEL[:VERSION]."),
+    typer.Argument(help="An artifact folder, or MODEL[:VERSION or @DIGEST]."),
 ]
 NoiseOption = Annotated[
     bool,
@@ -125,7 +151,7 @@ NoiseOption = Annotated[
     ),
 ]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="URI of the store: a folder, s3:// or gs://.")
+    str, typer.Option("--store", help="URI of the store: a folder, s3://, gs:// or oci://.")
 ]
 FolderOrStoreOption = Annotated[
     str | None, typer.Option("--store", help="URI of the store. Default: ./store.")

@@ -1,4 +1,6 @@
-"""The commands over a store: `coldpress list`, `pull`, `sign` and `rollback`. Imports no torch."""
+"""The commands over stores: `coldpress list`, `pull`, `copy`, `sign` and `rollback`. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,23 @@ from freezer.cli.arguments import (
     say_error,
     say_json,
     table,
+    transfer_bar,
 )
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
-from freezer.store import ListedVersion, Store, Version, newest_versions, versions_of
+from freezer.store import (
+    Form,
+    ListedVersion,
+    Store,
+    Version,
+    copy_version,
+    newest_versions,
+    references,
+    versions_of,
+)
 
 UndoOption = Annotated[
     bool,
@@ -104,16 +116,38 @@ def pull(
         )
     name = pick(version, device_class_)
     if len(version.images_of(name)) > 1:
-        opened.pull(
-            version,
-            name,
-            torch_folder(dest),
-            rank=1,
-        )
+        with transfer_bar():
+            opened.pull(version, name, torch_folder(dest), rank=1)
         say(f"the artifact that needs torch alone is in {torch_folder(dest)}")
-    artifact = opened.pull(version, name, dest)
+    with transfer_bar():
+        artifact = opened.pull(version, name, dest)
     size_bytes = sum(file.size_bytes for file in artifact.manifest.contents)
     say(f"{version.model}:{version.number} for {name} is in {dest} ({size_text(size_bytes)})")
+    say(f"pin: {version.pin}", "dim")
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="URI of the store to copy from.")],
+    dest: Annotated[str, typer.Argument(help="URI of the store to copy to.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST. Default: all versions."),
+    ] = None,
+    as_: Annotated[
+        Form,
+        typer.Option("--as", help="`image` writes images that containers can mount."),
+    ] = "artifacts",
+) -> None:
+    """Copy versions with their signatures to another store, byte for byte. `latest` of DEST follows
+    that of SOURCE.
+    """
+    opened = Store.open(source)
+    target = Store.open(dest, create=True)
+    for reference in models or references(opened):
+        with transfer_bar():
+            copied = copy_version(opened, target, reference, as_)
+        say(f"{', '.join(copied.names)} in {target.uri}")
+        say(f"pin: {copied.pin}", "dim")
 
 
 def pick(version: Version, wanted: str) -> str:
@@ -150,6 +184,10 @@ def rollback(
 ) -> None:
     """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
     name, _, number = model.partition(":")
+    opened = Store.open(store)
+    if "@" in model:
+        pinned = opened.version(model)
+        name, number = pinned.model, str(pinned.number)
     if undo and number:
         raise UsageError(f"--undo undoes the last rollback of {name}; omit :{number}")
     if not undo and not number.isdecimal():
@@ -157,7 +195,6 @@ def rollback(
             f"{model!r} names no version; name one that `coldpress list {name} --store {store}`"
             f" shows: {name}:1; --undo undoes the last rollback"
         )
-    opened = Store.open(store)
     before = opened.version(name)
     version = opened.roll_back(name, None if undo else int(number))
     classes = ", ".join(sorted(version.images))

@@ -20,11 +20,13 @@ from freezer.files.atomic import (
 from freezer.files.buckets import (
     SCHEMES,
     Bucket,
+    RemoteError,
     open_bucket,
     path_in_bucket,
     remedy,
 )
 from freezer.files.digest import (
+    CHANGED,
     artifact_errors,
     begin_of,
     check_digest,
@@ -45,6 +47,12 @@ from freezer.files.reading import (
     open_regular,
     read_document,
 )
+from freezer.files.registries import (
+    OCI,
+    Registry,
+    RegistryAddress,
+    registry_address,
+)
 from freezer.files.scratch import (
     VARIABLE,
     cache_folder,
@@ -55,12 +63,17 @@ from freezer.files.scratch import (
 )
 
 __all__ = [
+    "CHANGED",
     "CHUNK_BYTES",
     "DOCUMENT_BYTES",
+    "OCI",
     "SCHEMES",
     "VARIABLE",
     "WAITS_S",
     "Bucket",
+    "Registry",
+    "RegistryAddress",
+    "RemoteError",
     "artifact_errors",
     "begin_of",
     "cache_folder",
@@ -83,6 +96,7 @@ __all__ = [
     "open_regular",
     "path_in_bucket",
     "read_document",
+    "registry_address",
     "remedy",
     "remove",
     "replacing",

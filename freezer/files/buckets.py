@@ -40,6 +40,10 @@ RETRY_LIMIT_S = 30
 """Longest time for retries of a request to Google."""
 
 
+class RemoteError(OSError):
+    """A bucket or registry failed; never raised for local files."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
     """A place in a bucket.

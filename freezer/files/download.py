@@ -92,7 +92,7 @@ def identity(url: str) -> str | None:
             bucket = open_bucket(url)
             info = bucket.filesystem.get_file_info(bucket.base)
             return f"{info.size}|{info.mtime_ns}" if info.is_file else None
-        with _session() as session:
+        with http_session() as session:
             response = session.head(
                 url,
                 timeout=(_CONNECT_S, _READ_S),
@@ -116,7 +116,7 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
             bucket = open_bucket(url)
             yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
             return
-        session = stack.enter_context(_session())
+        session = stack.enter_context(http_session())
         response = stack.enter_context(
             session.get(
                 url,
@@ -133,20 +133,26 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
         yield response.raw
 
 
-def _session() -> Any:
+def http_session(retries: int = _RETRIES, backoff_s: float = 0.5) -> Any:
+    """A session of requests that retries what servers refuse for a while, with growing waits.
+
+    Raises:
+        MissingDependencyError: requests is not installed.
+    """
     try:
         import requests
         from requests.adapters import HTTPAdapter
         from urllib3.util import Retry
     except ImportError:
         raise MissingDependencyError(
-            f"fetching https:// needs requests; {install_command('requests')}"
+            f"https:// and oci:// need requests; {install_command('requests')}"
         ) from None
     session = requests.Session()
     retry = Retry(
-        total=_RETRIES,
-        backoff_factor=0.5,
+        total=retries,
+        backoff_factor=backoff_s,
         status_forcelist=(429, 500, 502, 503, 504),
+        allowed_methods=None,
         raise_on_status=False,
     )
     for scheme in HTTP:

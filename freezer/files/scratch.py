@@ -25,12 +25,7 @@ PREFIX = "coldpress-scratch-"
 
 
 def cache_folder() -> Path:
-    """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress.
-
-    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from
-    local files. They are verified before each use. Users may delete them at any time; nothing else
-    does.
-    """
+    """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"
 

@@ -1,4 +1,4 @@
-"""Stores: versions, the OCI layout, folders and buckets, and the cache of blobs.
+"""Stores: versions, the OCI layout, folders, buckets and registries, and the cache of blobs.
 
 May import: freezer.artifact and below. Imports no torch.
 Read first: artifact_store.py.
@@ -10,6 +10,12 @@ from freezer.store.artifact_store import (
 )
 from freezer.store.bucket import (
     RemoteFiles,
+)
+from freezer.store.copying import (
+    Copied,
+    Form,
+    copy_version,
+    references,
 )
 from freezer.store.listing import (
     ListedVersion,
@@ -36,14 +42,18 @@ __all__ = [
     "LATEST",
     "NAME",
     "WORK",
+    "Copied",
     "Descriptor",
+    "Form",
     "ListedVersion",
     "LocalFiles",
     "RemoteFiles",
     "Store",
     "Version",
+    "copy_version",
     "loss_of",
     "newest_versions",
     "one_spelling",
+    "references",
     "versions_of",
 ]

@@ -1,4 +1,5 @@
-"""A store of artifacts: one OCI layout per model, in a local folder or a bucket. Imports no torch.
+"""A store of artifacts: one OCI layout per model, in a local folder or a bucket, or one repository
+per model in a registry. Imports no torch.
 
     STORE/<model>/oci-layout
     STORE/<model>/index.json             tags: one per version, and latest
@@ -28,21 +29,23 @@ from freezer.artifact import (
     Manifest,
     Payload,
     Signatures,
+    bundle_with,
     is_by,
     signed_with,
 )
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import (
+    OCI,
     SCHEMES,
     cache_folder,
     make_folder,
     open_bucket,
     verify_file,
 )
+from freezer.store.forms import referrers_tag, write_bundle
 from freezer.store.local_files import LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
-from freezer.store.publication import write_version
-from freezer.store.rollback import roll_back
+from freezer.store.publication import roll_back, write_version
 from freezer.store.versions import (
     LATEST,
     NAME,
@@ -50,6 +53,7 @@ from freezer.store.versions import (
     Version,
     copy_image,
     link_image,
+    pinned,
     signature_tag,
     signatures_of,
     version_of,
@@ -57,6 +61,8 @@ from freezer.store.versions import (
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
+    from freezer.store.oci_layout import Files
+    from freezer.store.registry import RegistryFiles
 
 _T = TypeVar("_T")
 
@@ -78,6 +84,7 @@ class Store:
         root: the store's folder; of a store in a bucket a local working folder, which may be
             missing.
         remote: the bucket.
+        registry: the registry, which has no ledger.
 
     Attributes:
         uri: opens the store again.
@@ -87,10 +94,12 @@ class Store:
         self,
         root: Path,
         remote: RemoteFiles | None = None,
+        registry: RegistryFiles | None = None,
     ) -> None:
         self.root = root
         self.remote = remote
-        self._files: LocalFiles | RemoteFiles = remote or LocalFiles(root, work=WORK)
+        self.registry = registry
+        self._files: Files = registry or remote or LocalFiles(root, work=WORK)
         self.uri = self._files.where()
 
     @classmethod
@@ -98,19 +107,25 @@ class Store:
         """Open the store at a URI.
 
         Args:
-            uri: a path, `file:` and a path, or a place in a bucket.
+            uri: a path, `file:` and a path, a place in a bucket, or `oci://HOST/REPOSITORY`.
             create: make a missing folder; buckets must exist.
 
         Raises:
             StoreUnreachableError: the folder or bucket is missing or cannot be reached.
             UsageError: the scheme is not supported.
-            MissingDependencyError: the store is in a bucket and pyarrow is not installed.
+            MissingDependencyError: the store is in a bucket or registry, and pyarrow or urllib3 is
+                not installed.
         """
-        if urlparse(uri).scheme in SCHEMES:
+        scheme = urlparse(uri).scheme
+        root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
+        if scheme in SCHEMES:
             from freezer.store.bucket import RemoteFiles
 
-            root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
             return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
+        if scheme == OCI:
+            from freezer.store.registry import RegistryFiles
+
+            return cls(root, registry=RegistryFiles(uri))
         root = local_folder(uri)
         try:
             if create:
@@ -134,19 +149,21 @@ class Store:
         return sorted(int(tag) for tag in self.layout(model).tags() if NUMBER.fullmatch(tag))
 
     def version(self, reference: str) -> Version:
-        """The version named by `MODEL`, `MODEL:latest` or `MODEL:3`."""
-        model, _, tag = reference.partition(":")
-        tag = tag or LATEST
+        """The version named by `MODEL`, `MODEL:latest`, `MODEL:3` or `MODEL@sha256:HEX`; by the
+        digest exactly what was published, also where `latest` moved or the store was exchanged.
+        """
+        mark = "@" if "@" in reference else ":"
+        model, _, tag = reference.partition(mark)
         layout = self.layout(model)
-        tags = layout.tags()
-        if tag not in tags:
+        tag = tag or (LATEST if mark == ":" else "")
+        found = pinned(layout, tag) if mark == "@" else layout.tags(tag).get(tag)
+        if found is None:
             known = ", ".join(map(str, self.versions(model)))
             raise NotPublishedError(
-                f"{model}:{tag} is not in store {self.uri}; versions of this model:"
+                f"{model}{mark}{tag} is not in store {self.uri}; versions of this model:"
                 f" {known or 'none'}"
             )
-        index = layout.index(tags[tag])
-        return version_of(model, tag, index, store=self.uri)
+        return version_of(layout, tag, found, store=self.uri)
 
     def find(self, reference: str) -> Version | None:
         """The version of a reference; None if it is not there, or its index is lost or damaged."""
@@ -192,14 +209,16 @@ class Store:
         its own.
         """
         path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
-        verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
+        if self._files.exact:
+            verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
 
     def drop_copies(self, digests: Iterable[str]) -> None:
-        """Remove blobs of a store in a bucket from this user's cache."""
-        if self.remote is not None:
+        """Remove blobs of a store in a bucket or registry from this user's cache."""
+        remote = self.registry or self.remote
+        if remote is not None:
             for digest in digests:
-                self.remote.cached(digest).unlink(missing_ok=True)
+                remote.cache.path(digest).unlink(missing_ok=True)
 
     def pull(
         self,
@@ -291,6 +310,7 @@ class Store:
             self.file(version, item)
         claims = Claims(model=version.model, version=version.number, device_class=device_class)
         new = signed_with(key, image_digest=image.digest, claims=claims)
+        bundle = bundle_with(key, image_digest=image.digest, claims=claims)
 
         def write() -> bool:
             signatures = self.signatures(version, device_class, rank=rank)
@@ -298,9 +318,11 @@ class Store:
             for known in signed:
                 if known.payload == new.payload and is_by(known, key):
                     return False
-            tags = layout.tags()
-            tags[signature_tag(image)] = layout.write_signatures((*signed, new))
-            layout.write_tags(tags)
+            changes = {
+                referrers_tag(image): write_bundle(layout, image, bundle),
+                signature_tag(image): layout.write_signatures((*signed, new)),
+            }
+            layout.retag(changes)
             return True
 
         return self._written(version.model, write)
@@ -360,6 +382,31 @@ class Store:
         """
         return self._written(model, partial(roll_back, self, model, number))
 
+    def write_model(
+        self,
+        model: str,
+        send: Callable[[], object],
+        write: Callable[[], _T],
+    ) -> _T:
+        """Write to the layout of a model.
+
+        Args:
+            send: writes blobs; before the lock where that must be held only briefly.
+            write: writes manifests and tags, under the lock.
+        """
+        layout = self.layout(model)
+        if not self._files.exact:
+            with self._writing():
+                send()
+
+        def write_all() -> _T:
+            layout.begin()
+            if self._files.exact:
+                send()
+            return write()
+
+        return self._written(model, write_all)
+
     def _written(
         self,
         model: str,
@@ -386,6 +433,10 @@ class Store:
         if not NAME.fullmatch(model):
             raise NotPublishedError(
                 f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with"
-                " :VERSION"
+                " :VERSION or @DIGEST"
             )
+        if self.registry is not None:
+            from freezer.store.registry import RegistryLayout
+
+            return RegistryLayout(self.registry, model)
         return Layout(self._files, model)

@@ -22,18 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from freezer.errors import IntegrityError, StoreUnreachableError, first_line
+from freezer.errors import StoreUnreachableError, first_line
 from freezer.files import (
     CHUNK_BYTES,
     DOCUMENT_BYTES,
     Bucket,
-    cache_folder,
+    RemoteError,
     chunks_of,
-    move,
     remedy,
-    scratch_folder,
-    verify_file,
 )
+from freezer.store.cache import BlobCache
 
 _NUM_READS = 50
 """Attempts at reading an object while others replace it."""
@@ -62,16 +60,15 @@ PATIENCE_S = 180.0
 """Longest wait for a lock."""
 
 
-class RemoteError(OSError):
-    """A bucket failed; never raised for local files."""
-
-
 class RemoteFiles:
     """A store in a bucket.
 
     Args:
         bucket: the place.
         work: folder for locks and work files.
+
+    Attributes:
+        cache: copies of blobs.
 
     Raises:
         StoreUnreachableError: the bucket does not exist or cannot be reached.
@@ -82,6 +79,7 @@ class RemoteFiles:
     def __init__(self, bucket: Bucket, *, work: str) -> None:
         self._bucket = bucket
         self._fs = bucket.filesystem
+        self.cache = BlobCache()
         self._work = work
         name = bucket.base.partition("/")[0]
         try:
@@ -166,56 +164,12 @@ class RemoteFiles:
             IntegrityError: the fetched bytes have another digest.
             StoreUnreachableError: the cache cannot be written.
         """
-        copy = self.cached(digest)
-        for _ in range(_NUM_READS):
-            with contextlib.suppress(IntegrityError):  # missing or damaged
-                verify_file(copy, digest=digest, size_bytes=size_bytes)
-                return copy
-            try:
-                self._download(path, copy, digest, size_bytes)
-            except FileNotFoundError:  # the cache, which was deleted meanwhile, or the object
-                if self._size(path) is None:
-                    raise
-            except RemoteError:
-                raise
-            except OSError as error:
-                raise StoreUnreachableError(
-                    f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
-                    " writable folder"
-                ) from error
-            else:
-                return copy
-        raise StoreUnreachableError(
-            f"the cache {copy.parent} is deleted all the time; keep it while a model is loaded"
+        return self.cache.local(
+            digest,
+            size_bytes,
+            lambda start: self.chunks(path, size_bytes, start),
+            self.where(path),
         )
-
-    def _download(
-        self,
-        path: str,
-        copy: Path,
-        digest: str,
-        size_bytes: int,
-    ) -> None:
-        """Download an object to the cache, and compare it with its digest."""
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(place=copy.parent) as folder:
-            partial = Path(folder, copy.name)
-            with partial.open("wb") as file:
-                file.writelines(self.chunks(path, size_bytes))
-                file.flush()
-                written = Path(f"/proc/self/fd/{file.fileno()}")  # also if the cache was deleted
-                verify_file(
-                    written,
-                    digest=digest,
-                    size_bytes=size_bytes,
-                    origin=self.where(path),
-                )
-            partial.chmod(0o444)
-            move(partial, copy)
-
-    def cached(self, digest: str) -> Path:
-        """Where the cache of this user keeps a blob, also one that it lacks."""
-        return cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def fetch(
         self,
@@ -227,10 +181,13 @@ class RemoteFiles:
         with dest.open("wb") as file:
             file.writelines(self.chunks(path, limit_bytes))
 
-    def chunks(self, path: str, limit_bytes: int) -> Iterator[bytes]:
-        """Read an object of limited size in parts."""
-        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
-            yield from chunks_of(stream, limit_bytes, self.where(path))
+    def chunks(self, path: str, limit_bytes: int, start: int = 0) -> Iterator[bytes]:
+        """Read an object of limited size in parts, from an offset on."""
+        opened = self._fs.open_input_file if start else self._fs.open_input_stream
+        with self._reaching(), opened(self._at(path)) as stream:
+            if start:
+                stream.seek(start)
+            yield from chunks_of(stream, limit_bytes - start, self.where(path))
 
     def modified(self, path: str) -> float:
         """When an object was written, in seconds since the epoch by the server's clock."""

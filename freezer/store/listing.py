@@ -5,8 +5,10 @@ Imports no torch, reads no payload.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from freezer.errors import (
@@ -16,7 +18,8 @@ from freezer.errors import (
     StoreUnreachableError,
 )
 from freezer.store.artifact_store import Store
-from freezer.store.versions import LATEST, NUMBER, signature_tag
+from freezer.store.oci_layout import CREATED, Descriptor
+from freezer.store.versions import LATEST, NUMBER, signature_tag, version_of
 
 NUM_READERS = 32
 """Models that are read at once, since a bucket takes some milliseconds for each of a model's 5 or
@@ -48,9 +51,9 @@ class ListedVersion:
     Attributes:
         tags: the number, `latest` or both. In stores of earlier releases `latest` may have kept the
             artifact of a class from an earlier version: then it is listed on its own.
-        digest: of its index.
-        published: when it was written to the store, in seconds since the epoch by the store's
-            clock.
+        digest: of its index, which pins it: `MODEL@DIGEST`.
+        published: when it was published, in seconds since the epoch; in stores of earlier releases
+            when it was written to the store.
         artifacts: artifacts sorted by device class, of each class best first.
     """
 
@@ -93,7 +96,7 @@ def versions_of(store: Store, model: str) -> list[ListedVersion]:
     numbers = [tag for tag in tags if NUMBER.fullmatch(tag) and tags[tag].digest != latest]
     wanted = [LATEST, *sorted(numbers, key=int, reverse=True)]
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        return list(pool.map(partial(_listed_version, store, model), wanted))
+        return list(pool.map(partial(_listed_version, store, model, tags), wanted))
 
 
 def loss_of(
@@ -117,7 +120,7 @@ def loss_of(
 
 def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:
     try:
-        return _listed_version(store, model, LATEST)
+        return _listed_version(store, model, store.layout(model).tags(), LATEST)
     except StoreUnreachableError:
         raise
     except ColdpressError as error:
@@ -127,16 +130,20 @@ def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:
 def _listed_version(
     store: Store,
     model: str,
+    tags: Mapping[str, Descriptor],
     tag: str,
 ) -> ListedVersion:
-    layout, version = store.layout(model), store.version(f"{model}:{tag}")
-    tags = layout.tags()
-    descriptor = tags[tag]
+    layout, descriptor = store.layout(model), tags[tag]
+    version = version_of(layout, tag, descriptor, store=store.uri)
     names = [
         name
         for name in (str(version.number), LATEST)
         if name in tags and tags[name].digest == descriptor.digest
     ]
+    written = layout.index(descriptor).annotations.get(
+        CREATED
+    )  # stores of earlier releases lack it
+    published = _time(written) if written else layout.modified(descriptor)
     artifacts = []
     for image in version.index:
         content = layout.image(image)
@@ -153,6 +160,20 @@ def _listed_version(
         version=version.number,
         tags=tuple(names),
         digest=descriptor.digest,
-        published=layout.modified(descriptor),
+        published=published,
         artifacts=tuple(artifacts),
     )
+
+
+def _time(text: str) -> float:
+    """A date of an annotation in seconds since the epoch.
+
+    Raises:
+        IntegrityError: it is not a date.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise IntegrityError(
+            f"{text!r:.80} is not the date of a version; repair the store"
+        ) from None

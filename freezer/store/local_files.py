@@ -146,7 +146,8 @@ def local_folder(uri: str) -> Path:
     parts = urlparse(uri)
     if parts.scheme not in ("", "file"):
         raise UsageError(
-            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://"
+            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3://, gs:// or"
+            " oci://"
         )
     if parts.scheme and parts.netloc not in ("", "localhost"):
         raise UsageError(

@@ -2,19 +2,22 @@
 Imports no torch.
 
 Artifacts and signatures are written as OCI images, versions as OCI indexes. The files are in a
-local folder (`LocalFiles`) or in a bucket (`RemoteFiles`, with the same methods).
-Their paths are relative to the store and use `/`.
+local folder (`LocalFiles`), in a bucket (`RemoteFiles`) or in a registry (`RegistryFiles`), all
+with the same methods. Their paths are relative to the store and use `/`.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from freezer.artifact import (
     ANNOTATION,
@@ -23,6 +26,7 @@ from freezer.artifact import (
     MEDIA_SIGNATURE,
     Artifact,
     FileRef,
+    Payload,
     Signed,
 )
 from freezer.codec import OMIT_DEFAULT, encode, read_record, stored_as
@@ -30,18 +34,26 @@ from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
     DOCUMENT_BYTES,
     check_digest,
+    chunks_of,
     digest_bytes,
+    open_regular,
     verify_file,
 )
+from freezer.hardware import PORTABLE
+from freezer.progress import transferred
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
     from freezer.store.local_files import LocalFiles
+    from freezer.store.registry import RegistryFiles
+
+    Files: TypeAlias = LocalFiles | RemoteFiles | RegistryFiles
 
 ARTIFACT_TYPE = "application/vnd.coldpress.frozen.v1"
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MEDIA_CONFIG = "application/vnd.oci.image.config.v1+json"
+MANIFESTS = (MEDIA_INDEX, MEDIA_IMAGE)
 DEVICE_CLASS = "dev.coldpress.device-class"
 MODEL = "dev.coldpress.model"
 VERSION = "dev.coldpress.version"
@@ -50,6 +62,10 @@ ENGINES = "dev.coldpress.engines"
 """Annotation of an image that needs packages besides torch: their names, separated by commas."""
 TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
+CREATED = "org.opencontainers.image.created"
+X86_LEVELS = ("v3", "v4")
+NUM_TRANSFERS = 6
+"""Blobs that are downloaded or uploaded at once."""
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
 
@@ -108,6 +124,10 @@ class OvertakenError(StoreUnreachableError):
     """Another writer wrote index.json at the same time, where locks are advisory; write again."""
 
 
+class MissingBlobError(IntegrityError):
+    """A store lacks a blob."""
+
+
 class Layout:
     """The layout of one model in a store's files.
 
@@ -117,14 +137,18 @@ class Layout:
 
     def __init__(
         self,
-        files: LocalFiles | RemoteFiles,
+        files: Files,
         model: str,
     ) -> None:
-        self._files, self._model = files, model
+        self._files, self.model = files, model
         self._index = f"{model}/{INDEX}"
 
-    def tags(self) -> dict[str, Descriptor]:
-        """Descriptors by tag; empty if the model was never published."""
+    def tags(self, *names: str) -> Mapping[str, Descriptor]:
+        """Descriptors by tag; empty if the model was never published.
+
+        Args:
+            names: tags that are enough; others may be left out. Default: all.
+        """
         where = self._files.where(self._index)
         try:
             data = self._files.read(self._index)
@@ -141,7 +165,7 @@ class Layout:
 
     def blob(self, descriptor: Descriptor) -> bytes:
         """The verified content of a blob."""
-        path = self._path(descriptor.digest)
+        path = self.path(descriptor.digest, descriptor.media_type)
         with self._reading(path):
             data = self._files.read(path, min(descriptor.size_bytes, DOCUMENT_BYTES))
         if digest_bytes(data) != descriptor.digest:
@@ -153,7 +177,7 @@ class Layout:
 
     def modified(self, descriptor: Descriptor) -> float:
         """When a blob was written, in seconds since the epoch by the store's clock."""
-        path = self._path(descriptor.digest)
+        path = self.path(descriptor.digest, descriptor.media_type)
         with self._reading(path):
             return self._files.modified(path)
 
@@ -169,8 +193,12 @@ class Layout:
                 self.modified(layer)
 
     def index(self, descriptor: Descriptor) -> OciIndex:
-        """The verified OCI index of a version."""
-        return read_record(OciIndex, self.blob(descriptor), origin=descriptor.digest)
+        """The verified OCI index of a version, with each image once, sorted by class."""
+        found = read_record(OciIndex, self.blob(descriptor), origin=descriptor.digest)
+        images = {}
+        for image in sorted(found.manifests, key=lambda image: image.device_class):
+            images[image.digest] = replace(image, platform={})
+        return replace(found, manifests=tuple(images.values()))
 
     def image(self, descriptor: Descriptor) -> OciImage:
         """A verified OCI image manifest: an artifact's, or of signatures."""
@@ -180,9 +208,23 @@ class Layout:
         """The manifest.json of the artifact in an image, byte for byte."""
         return self.blob(self.image(image).config)
 
+    def bring(self, files: Iterable[FileRef | Payload]) -> None:
+        """Download blobs, several at once; nothing where the store is a local folder."""
+        if self._files.exact:
+            return
+        sizes = {file.digest: file.size_bytes for file in files}
+        transferred(0, sum(sizes.values()))
+        with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
+            calls = [
+                pool.submit(self.local, digest=digest, size_bytes=size)
+                for digest, size in sizes.items()
+            ]
+            for call in calls:
+                call.result()
+
     def local(self, *, digest: str, size_bytes: int) -> Path:
         """A read-only local file of a blob; the caller verifies its digest."""
-        path = self._path(digest)
+        path = self.path(digest)
         with self._reading(path):
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
 
@@ -192,24 +234,30 @@ class Layout:
         dest: Path,
         limit_bytes: int,
     ) -> None:
-        """Copy a blob of limited size to a local file; the caller verifies its digest.
+        """Copy a blob of limited size to a local file, and verify it.
 
         Raises:
+            IntegrityError: it has another digest.
             OSError: the local file cannot be written.
         """
+        source = self.local(digest=digest, size_bytes=limit_bytes)
         dest.parent.mkdir(parents=True, exist_ok=True)
-        with dest.open("wb") as file:
-            file.writelines(self._chunks(self._path(digest), limit_bytes))
-
-    def _chunks(self, path: str, limit_bytes: int) -> Iterator[bytes]:
-        with self._reading(path):
-            yield from self._files.chunks(path, limit_bytes)
+        if not self._files.exact:  # a verified copy
+            shutil.copyfile(source, dest)
+            return
+        with (
+            self._reading(self.path(digest)),
+            open_regular(source) as file,
+            dest.open("wb") as copy,
+        ):
+            copy.writelines(chunks_of(file, limit_bytes, source))
+        verify_file(dest, digest=digest, size_bytes=limit_bytes, origin=str(source))
 
     def begin(self) -> None:
         """Prepare the layout for writing, under the model's lock."""
-        self._files.prepare(self._model)
-        self._files.prepare(f"{self._model}/{_BLOBS}")
-        self._files.write(f"{self._model}/oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+        self._files.prepare(self.model)
+        self._files.prepare(f"{self.model}/{_BLOBS}")
+        self._files.write(f"{self.model}/oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
 
     def write_files(self, artifact: Artifact) -> None:
         """Store the files of an artifact that the store lacks as blobs.
@@ -218,14 +266,8 @@ class Layout:
             IntegrityError: a file differs from the artifact's manifest.
         """
         for item in artifact.manifest.contents:
-            blob, source = self._path(item.digest), artifact.folder / item.path
-            if not self._files.holds(
-                blob,
-                digest=item.digest,
-                size_bytes=item.size_bytes,
-            ):
-                verify_file(source, digest=item.digest, size_bytes=item.size_bytes)
-                self._files.put(blob, source)
+            descriptor = Descriptor(digest=item.digest, size_bytes=item.size_bytes)
+            self.write_file(artifact.folder / item.path, descriptor)
 
     def write_image(self, artifact: Artifact, *, version: int) -> Descriptor:
         """Write an artifact as an image, first published in `version`, and return the descriptor of
@@ -246,25 +288,21 @@ class Layout:
                 annotations={TITLE: file.path},
             )
             layers.append(layer)
-        config = self._write_blob(manifest.to_bytes(), MEDIA_MANIFEST)
+        config = self.write_blob(manifest.to_bytes(), MEDIA_MANIFEST)
         annotations = {DEVICE_CLASS: manifest.device_class}
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
             "artifactType": ARTIFACT_TYPE,
-            "annotations": {**annotations, MODEL: self._model},
+            "annotations": {**annotations, MODEL: self.model},
             **encode(OciImage(config=config, layers=tuple(layers))),
         }
         if manifest.engines:
             annotations[ENGINES] = ",".join(manifest.engines)
-        platform = {}
-        if manifest.device_class.startswith("cpu-x86-64"):
-            platform = {"architecture": "amd64", "os": "linux"}
         return replace(
-            self._write_json(image, MEDIA_IMAGE),
+            self.write_json(image, MEDIA_IMAGE),
             artifact_type=ARTIFACT_TYPE,
             annotations=annotations,
-            platform=platform,
         )
 
     def write_index(
@@ -281,74 +319,111 @@ class Layout:
             version: number of the version.
             source_key: key of the source of all its artifacts.
         """
-        annotations = {MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key}
-        content = OciIndex(manifests=tuple(images), annotations=annotations)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        annotations = {MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key}
+        content = OciIndex(
+            manifests=with_platforms(images),
+            annotations={**annotations, CREATED: now},
+        )
         index = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
             "artifactType": ARTIFACT_TYPE,
             **encode(content),
         }
-        return self._write_json(index, MEDIA_INDEX)
+        return self.write_json(index, MEDIA_INDEX)
 
     def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
         layers = []
         for signature in signed:
-            layer = self._write_blob(signature.payload, MEDIA_SIGNATURE)
+            layer = self.write_blob(signature.payload, MEDIA_SIGNATURE)
             text = b64encode(signature.signature).decode()
             layers.append(replace(layer, annotations={ANNOTATION: text}))
         rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
         config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
         content = OciImage(
-            config=self._write_json(config, MEDIA_CONFIG),
+            config=self.write_json(config, MEDIA_CONFIG),
             layers=tuple(layers),
         )
         image = {"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **encode(content)}
-        return self._write_json(image, MEDIA_IMAGE)
+        return self.write_json(image, MEDIA_IMAGE)
 
-    def write_tags(self, tags: Mapping[str, Descriptor]) -> None:
-        """Write index.json with all tags, under the model's lock.
+    def retag(self, changes: Mapping[str, Descriptor | None]) -> None:
+        """Set and remove tags, under the model's lock.
+
+        Args:
+            changes: descriptors by tag; None removes a tag.
 
         Raises:
             OvertakenError: where the lock is advisory, another writer has replaced index.json.
         """
+        tags = {tag: found for tag, found in {**self.tags(), **changes}.items() if found}
         manifests = [
             encode(replace(descriptor, annotations={TAG: tag})) for tag, descriptor in tags.items()
         ]
         layout = {"schemaVersion": 2, "mediaType": MEDIA_INDEX, "manifests": manifests}
         self._files.write(self._index, _json_bytes(layout))
+        self._check_tags(tags)
+
+    def _check_tags(self, expected: Mapping[str, Descriptor]) -> None:
+        """Read tags back, where the lock is advisory."""
         if self._files.exact:
             return
-        written = self.tags()
-        for tag, descriptor in tags.items():
-            if tag != "latest" and (tag not in written or written[tag].digest != descriptor.digest):
-                where = self._files.where(self._index)
+        written = self.tags(*expected)
+        for tag, descriptor in expected.items():
+            found = written.get(tag)
+            if tag != "latest" and (found is None or found.digest != descriptor.digest):
+                where = self._files.where(self.model)
                 raise OvertakenError(
                     f"{where} was overwritten by another writer and lacks {tag}; try again"
                 )
 
-    def _write_blob(self, data: bytes, media_type: str) -> Descriptor:
+    def write_blob(self, data: bytes, media_type: str) -> Descriptor:
         """Store bytes as a blob, and return its descriptor."""
-        digest, size_bytes = digest_bytes(data), len(data)
-        path = self._path(digest)
-        if not self._files.holds(path, digest=digest, size_bytes=size_bytes):
-            self._files.write(path, data)
-        return Descriptor(
+        descriptor = Descriptor(
             media_type=media_type,
-            digest=digest,
-            size_bytes=size_bytes,
+            digest=digest_bytes(data),
+            size_bytes=len(data),
+        )
+        if not self.holds(descriptor):
+            self._files.write(self.path(descriptor.digest, media_type), data)
+        return descriptor
+
+    def holds(self, descriptor: Descriptor) -> bool:
+        """Whether the store has a blob, as far as can be checked without downloading it."""
+        path = self.path(descriptor.digest, descriptor.media_type)
+        return self._files.holds(
+            path,
+            digest=descriptor.digest,
+            size_bytes=descriptor.size_bytes,
         )
 
-    def _write_json(
+    def mount(self, descriptor: Descriptor, other: Layout) -> bool:
+        """Take a blob over from another layout without its bytes, where that is possible."""
+        return False
+
+    def write_file(self, source: Path, descriptor: Descriptor) -> None:
+        """Store a local file as a blob, unless it is there.
+
+        Raises:
+            IntegrityError: the file differs from its descriptor.
+        """
+        if not self.holds(descriptor):
+            verify_file(source, digest=descriptor.digest, size_bytes=descriptor.size_bytes)
+            self._files.put(self.path(descriptor.digest), source)
+
+    def write_json(
         self,
         data: Mapping[str, Any],
         media_type: str,
     ) -> Descriptor:
-        return self._write_blob(_json_bytes(data), media_type)
+        """Store JSON as a blob, and return its descriptor."""
+        return self.write_blob(_json_bytes(data), media_type)
 
-    def _path(self, digest: str) -> str:
-        return f"{self._model}/{_BLOBS}/{digest.removeprefix('sha256:')}"
+    def path(self, digest: str, media_type: str = "") -> str:
+        """The path of a blob in the store's files."""
+        return f"{self.model}/{_BLOBS}/{digest.removeprefix('sha256:')}"
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
@@ -356,9 +431,33 @@ class Layout:
         try:
             yield
         except FileNotFoundError:
-            raise IntegrityError(f"{where} is missing; the store is damaged") from None
+            raise MissingBlobError(f"{where} is missing; the store is damaged") from None
         except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
+
+
+def platforms_of(device_class: str) -> tuple[Mapping[str, str], ...]:
+    """The platforms that generic clients choose the artifact of a class by: `portable` runs on any
+    CPU. Finer classes than the levels of x86-64, and GPUs, have none, so that no such client takes
+    them.
+    """
+    amd64 = {"architecture": "amd64", "os": "linux"}
+    if device_class == PORTABLE:
+        return amd64, {**amd64, "architecture": "arm64"}
+    level = device_class.removeprefix("cpu-x86-64-")
+    return ({**amd64, "variant": level} if level in X86_LEVELS else {},)
+
+
+def with_platforms(images: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+    """The images of an index with their platforms, `portable` first, as generic clients take the
+    first that fits.
+    """
+    placed = []
+    for image in images:
+        platforms = platforms_of(image.device_class)
+        placed += [replace(image, platform=platform) for platform in platforms]
+    placed.sort(key=lambda image: image.device_class != PORTABLE)
+    return tuple(placed)
 
 
 def _json_bytes(data: Mapping[str, Any]) -> bytes:

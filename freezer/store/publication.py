@@ -1,4 +1,6 @@
-"""Write a new version of a model, under the lock of its layout. Imports no torch."""
+"""Write a new version of a model, or roll `latest` back, under the lock of its layout. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact
-from freezer.errors import IntegrityError
+from freezer.errors import IntegrityError, UsageError
 from freezer.hardware import PORTABLE
 from freezer.store.oci_layout import Descriptor, Layout
-from freezer.store.rollback import BEFORE
-from freezer.store.versions import LATEST, Version, manifest_of_image, merged
+from freezer.store.versions import LATEST, Version, manifest_of_image, merged, version_of
 
 if TYPE_CHECKING:
     from freezer.store.artifact_store import Store
+
+BEFORE = "before-rollback"
+"""Tag of what `latest` was before the last rollback, until a new version is published."""
 
 
 def write_version(
@@ -31,10 +35,9 @@ def write_version(
     layout = store.layout(model)
     layout.begin()
     numbers, tags = store.versions(model), layout.tags()
-    number = 1
+    number = numbers[-1] + 1 if numbers else 1
     same = before = None
     if numbers:
-        number = numbers[-1] + 1
         before = store.find(model)
         newest = store.find(f"{model}:{numbers[-1]}")
         if newest is not None and newest.source_key == source_key:
@@ -47,13 +50,18 @@ def write_version(
         number = same.number
     write_index = partial(layout.write_index, version=number, source_key=source_key)
     descriptor = tags.get(str(number)) or write_index(images)
-    version = Version(model=model, number=number, source_key=source_key, index=images)
-    changed = {str(number): descriptor}
+    version = Version(
+        model=model,
+        number=number,
+        source_key=source_key,
+        index=images,
+        descriptor=descriptor,
+    )
+    changed = [str(number)]
     if before is None or PORTABLE in version.images or PORTABLE not in before.images:
-        changed[LATEST] = descriptor  # what serves any machine, if `latest` did
-    if any(tag not in tags or tags[tag].digest != changed[tag].digest for tag in changed):
-        tags.pop(BEFORE, None)
-        layout.write_tags({**tags, **changed})
+        changed.append(LATEST)  # what serves any machine, if `latest` did
+    if any(tag not in tags or tags[tag].digest != descriptor.digest for tag in changed):
+        layout.retag({**dict.fromkeys(changed, descriptor), BEFORE: None})
     return version
 
 
@@ -73,3 +81,24 @@ def _image(
             layout.write_files(artifact)
             return image
     return layout.write_image(artifact, version=number)
+
+
+def roll_back(store: Store, model: str, number: int | None) -> Version:
+    """Make `latest` an earlier version, or what it was before the last rollback; see
+    `Store.roll_back`.
+    """
+    layout = store.layout(model)
+    tags = layout.tags(BEFORE, LATEST, str(number))
+    wanted, before = tags.get(BEFORE), None
+    if number is not None:
+        store.version(f"{model}:{number}")  # raises if it is not there
+        wanted, before = tags[str(number)], tags[LATEST]
+    if wanted is None:
+        raise UsageError(
+            f"{model} was not rolled back since its last version or --undo; roll back to a version"
+            f" that `coldpress list {model} --store {store.uri}` shows"
+        )
+    version = version_of(layout, LATEST, wanted, store=store.uri)
+    layout.check(version.index)
+    layout.retag({BEFORE: before, LATEST: wanted})
+    return version

@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +21,22 @@ from freezer.artifact import (
 )
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, UsageError
-from freezer.files import move, open_regular, read_document, scratch_folder, write_whole
+from freezer.files import (
+    DOCUMENT_BYTES,
+    move,
+    open_regular,
+    read_document,
+    scratch_folder,
+    write_whole,
+)
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
+    MEDIA_INDEX,
     SOURCE_KEY,
     VERSION,
     Descriptor,
     Layout,
-    OciIndex,
+    MissingBlobError,
 )
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
@@ -51,12 +59,19 @@ class Version:
         number: counted from 1.
         source_key: key of the source of all its artifacts.
         index: descriptors of all image manifests, by device class and best first.
+        descriptor: of the OCI index that describes it.
     """
 
     model: str
     number: int
     source_key: str
     index: tuple[Descriptor, ...]
+    descriptor: Descriptor = field(compare=False)
+
+    @property
+    def pin(self) -> str:
+        """A reference to exactly this version, wherever it is copied."""
+        return f"{self.model}@{self.descriptor.digest}"
 
     @property
     def images(self) -> dict[str, Descriptor]:
@@ -83,23 +98,24 @@ class Version:
 
 
 def version_of(
-    model: str,
+    layout: Layout,
     tag: str,
-    index: OciIndex,
+    descriptor: Descriptor,
     *,
     store: str,
 ) -> Version:
     """The version that an index describes.
 
     Args:
-        model: name of the model.
-        tag: tag that the index was found by.
-        index: content of the index.
+        layout: of its model.
+        tag: tag or digest that the index was found by.
+        descriptor: of the index.
         store: URI of the store, for messages.
 
     Raises:
         IntegrityError: the index lacks annotations, or is of another version than the tag.
     """
+    model, index = layout.model, layout.index(descriptor)
     annotations, number = index.annotations, index.annotations.get(VERSION, "")
     is_complete = SOURCE_KEY in annotations and all(image.device_class for image in index.manifests)
     right_number = number == tag or not NUMBER.fullmatch(tag)
@@ -113,7 +129,20 @@ def version_of(
         number=int(number),
         source_key=annotations[SOURCE_KEY],
         index=index.manifests,
+        descriptor=descriptor,
     )
+
+
+def pinned(layout: Layout, digest: str) -> Descriptor | None:
+    """The index of a digest, read from the cache where that has it; None if it is not there.
+
+    Raises:
+        IntegrityError: the digest is malformed, or what it names is damaged.
+    """
+    asked = Descriptor(media_type=MEDIA_INDEX, digest=digest, size_bytes=DOCUMENT_BYTES)
+    with suppress(MissingBlobError):
+        return replace(asked, size_bytes=len(layout.blob(asked)))
+    return None
 
 
 def merged(
@@ -158,7 +187,8 @@ def signatures_of(
     origin: str,
 ) -> Signatures | None:
     """The signatures of an image; None if it is not signed."""
-    stored = layout.tags().get(signature_tag(image))
+    tag = signature_tag(image)
+    stored = layout.tags(tag).get(tag)
     if stored is None:
         return None
     signed = []
@@ -184,11 +214,13 @@ def copy_image(
             known = dest / MANIFEST
             if not known.exists() or read_document(known) != data:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
+            Artifact.read(dest).verify()
             _complete(dest, signatures)
         else:
             dest.parent.mkdir(parents=True, exist_ok=True)
             with scratch_folder(place=dest.parent) as scratch:
                 staging = Path(scratch) / "artifact"
+                layout.bring(manifest.contents)
                 for file in manifest.contents:
                     layout.fetch(file.digest, staging / file.path, file.size_bytes)
                 (staging / MANIFEST).write_bytes(data)
@@ -212,8 +244,7 @@ def _complete(
     folder: Path,
     signatures: Signatures | None,
 ) -> None:
-    """Verify a pulled folder, and write its signatures."""
-    Artifact.read(folder).verify()
+    """Write the signatures of a pulled folder."""
     if signatures is not None:
         write_whole(folder / SIGNATURE, signatures.to_bytes(), mode=0o644)
 
@@ -229,16 +260,13 @@ def link_image(
     data = layout.artifact_manifest(image)
     manifest = Manifest.from_bytes(data, origin=f"the manifest of {image.device_class}")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in manifest.contents:
-        if paths is None or file.path in paths:
-            link = folder / file.path
-            link.parent.mkdir(parents=True, exist_ok=True)
-            blob = partial(
-                layout.local,
-                digest=file.digest,
-                size_bytes=file.size_bytes,
-            )
-            link.symlink_to(blob() if stack is None else _held(blob, stack))
+    files = [file for file in manifest.contents if paths is None or file.path in paths]
+    layout.bring(files)
+    for file in files:
+        link = folder / file.path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
+        link.symlink_to(blob() if stack is None else _held(blob, stack))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)
 

@@ -18,8 +18,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
     ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
-# Engines (onnxruntime, openvino), signatures (signing) and buckets (stores); may be empty.
-ARG EXTRAS=onnxruntime,openvino,signing,stores
+# Engines (onnxruntime, openvino), signatures (signing), buckets (stores) and registries (registry); may be empty.
+ARG EXTRAS=onnxruntime,openvino,signing,stores,registry
 COPY LICENSE README.md pyproject.toml ./
 COPY freezer freezer
 # Of torch, headers and the tests of its C++ code are removed. bin/torch_shm_manager is needed by its import.

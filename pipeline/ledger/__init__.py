@@ -20,6 +20,7 @@ from pipeline.ledger.ledger import (
     Draft,
     Ledger,
     ledger_folder,
+    refuse_registry,
 )
 from pipeline.ledger.segments import (
     LEDGER,
@@ -49,4 +50,5 @@ __all__ = [
     "members_of",
     "read_holder",
     "read_rows",
+    "refuse_registry",
 ]

@@ -24,8 +24,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from freezer.errors import StoreUnreachableError
+from freezer.errors import StoreUnreachableError, UsageError
+from freezer.files import OCI
 from freezer.store import Store
 from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
 from pipeline.ledger.segments import (
@@ -59,10 +61,27 @@ def ledger_folder(store: Store) -> Path:
 
     Raises:
         StoreUnreachableError: the bucket cannot be read.
+        UsageError: the store is a registry.
     """
+    refuse_registry(store.uri)
     if store.remote is not None:
         return mirrored(store, store.remote)
     return store.root / LEDGER
+
+
+def refuse_registry(uri: str) -> None:
+    """Refuse the URI of a store without a ledger.
+
+    Raises:
+        UsageError: it is a registry.
+    """
+    place = uri.partition("?")[0]
+    if urlsplit(uri).scheme == OCI:
+        raise UsageError(
+            f"store {place}: a registry holds published versions, and campaigns need a place for"
+            " their ledger and candidates; use a folder, s3:// or gs:// as --store, then"
+            f" `coldpress copy STORE {place}`"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

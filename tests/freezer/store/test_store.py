@@ -75,8 +75,12 @@ def test_the_layout_follows_the_contract(empty: Store, one: Artifact, two: Artif
     assert index["annotations"]["dev.coldpress.version"] == "1"
     found = {item["annotations"]["dev.coldpress.device-class"]: item for item in index["manifests"]}
     assert sorted(found) == [V4, "portable"]
-    assert found[V4]["platform"] == {"architecture": "amd64", "os": "linux"}
-    assert "platform" not in found["portable"]
+    assert [item["platform"] for item in index["manifests"]] == [
+        {"architecture": "amd64", "os": "linux"},
+        {"architecture": "arm64", "os": "linux"},
+        {"architecture": "amd64", "os": "linux", "variant": "v4"},
+    ]
+    assert index["manifests"][0]["digest"] == index["manifests"][1]["digest"]
     image = blob(empty, found[V4])
     assert (
         image["mediaType"] == found[V4]["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
@@ -229,7 +233,7 @@ def test_uris_of_local_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="names the host 'folder'"):
         Store.open("file://folder/store", create=True)
     with pytest.raises(
-        UsageError, match="unknown scheme 'ftp'; name a local folder, s3:// or gs://"
+        UsageError, match="unknown scheme 'ftp'; name a local folder, s3://, gs:// or oci://"
     ):
         Store.open("ftp://host/store")
 
