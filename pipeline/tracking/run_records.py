@@ -125,6 +125,9 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             tried=candidate.tried,
             freezing=candidate.freezing,
         )
+    if candidate.explanation:
+        texts["explained.txt"] = candidate.explanation.text()
+        texts["explained.svg"] = candidate.explanation.svg()
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
     return RunRecord(

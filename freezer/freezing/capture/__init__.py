@@ -8,11 +8,17 @@ Read first: attempt.py.
 from freezer.freezing.capture.attempt import (
     Attempt,
 )
+from freezer.freezing.capture.export import export_at
 from freezer.freezing.capture.program import (
     Captured,
 )
+from freezer.freezing.capture.repair import REPAIRS, Repair, repaired
 
 __all__ = [
+    "REPAIRS",
     "Attempt",
     "Captured",
+    "Repair",
+    "export_at",
+    "repaired",
 ]
