@@ -8,6 +8,7 @@ Read first: attempt.py.
 from freezer.freezing.capture.attempt import (
     Attempt,
 )
+from freezer.freezing.capture.equivalence import copy_of
 from freezer.freezing.capture.export import export_at
 from freezer.freezing.capture.program import (
     Captured,
@@ -19,6 +20,7 @@ __all__ = [
     "Attempt",
     "Captured",
     "Repair",
+    "copy_of",
     "export_at",
     "repaired",
 ]

@@ -4,7 +4,6 @@ errors of a candidate at each node.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
 from freezer.compare import OutputError, Sums, distances, judge_rmse
 from freezer.compare.tensor_values import comparable, in_double, values_of
+from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
 
@@ -93,7 +93,7 @@ class Source:
         self.inputs = list(inputs)
         self.signature_inputs = list(map(str, program.graph_signature.user_inputs))
         self._mode = Widening(own_dtype(graph, [tensor.dtype for tensor in inputs]))
-        self._wide = copy.deepcopy(graph).double()
+        self._wide = copy_of(graph).double()
         self._mode.widen_attributes(self._wide)
         self.eager_outputs, self.eager = run_graph(graph, inputs)
         self.exact_outputs, self.exact = self._in_double({})
