@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +27,6 @@ from freezer.store import Store
 
 if TYPE_CHECKING:
     from freezer.artifact import Explanation
-    from freezer.freezing.freeze import FreezeOptions
     from freezer.freezing.sources import Source
 
 ExplainedArgument = Annotated[
@@ -48,62 +46,82 @@ def explain(
         Path | None, typer.Option(help="Folder to write plots and files that reproduce the error.")
     ] = None,
 ) -> None:
-    """Explain at which stage and operator the drift of a recipe enters."""
-    from freezer.freezing.freeze import FreezeOptions
+    """Explain at which stage and operator the drift of a recipe enters, with the first input set.
+
+    An artifact is explained by its golden inputs, and the source that it was made from.
+    """
+    spec, samples = inputs_of(inputs, dims)
+    with scratch_folder() as folder:
+        artifact = _artifact_of(model, store, Path(folder) / "artifact")
+        if artifact is not None:
+            samples = samples or artifact.folder / GOLDEN_INPUTS
+            spec = spec or artifact.manifest.inputs
+            recipe = recipe or [artifact.manifest.recipe.name]
+            model = _source_of(artifact)
+        source = _parsed(model, parsed_json(args, "args"), trust)
+        for explanation in _explained(source, spec, samples, recipe or ["auto"], out):
+            say(explanation.text())
+            if out is not None:
+                (out / f"{explanation.recipe}.svg").write_text(explanation.svg())
+
+
+def _parsed(text: str, args: dict[str, Any], trust: bool) -> Source:
     from freezer.freezing.sources import parse_source
 
-    folder, source = _artifact_of(model, store)
-    spec, samples = inputs_of(inputs, dims)
-    recipes: Sequence[str] = recipe or ("auto",)
-    if folder is not None:
-        manifest = folder.manifest
-        source = manifest.provenance.get("source", "")
-        samples = samples or folder.folder / GOLDEN_INPUTS
-        spec = spec or manifest.inputs
-        recipes = recipe or (manifest.recipe.name,)
-    origin = parse_source(
-        source,
-        folder=Path.cwd(),
-        search_path=(str(Path.cwd()),),
-        args=parsed_json(args, "args"),
+    here = Path.cwd()
+    return parse_source(
+        text,
+        folder=here,
+        search_path=(str(here),),
+        args=args,
         trust=trust,
     )
-    for explanation in _explained(origin, spec, samples, FreezeOptions(recipes=recipes), out):
-        say(explanation.text())
-        if out is not None:
-            (out / f"{explanation.recipe}.svg").write_text(explanation.svg())
 
 
-def _artifact_of(model: str, store: str) -> tuple[Artifact | None, str]:
-    """The artifact that a folder or a model of a store names; or None and the source."""
-    folder = folder_of(model)
-    if folder is not None:
-        return Artifact.read(folder), ""
-    kind, colon, rest = model.partition(":")
-    if colon and not rest.isdigit() and rest != "latest":
-        return None, model
+def _artifact_of(model: str, store: str, folder: Path) -> Artifact | None:
+    """The artifact that a folder or a model of a store names; None for a source."""
+    from freezer.freezing.sources import KINDS
+
+    given = folder_of(model)
+    if given is not None:
+        return Artifact.read(given)
+    kind, colon, _ = model.partition(":")
+    if colon and kind in KINDS:
+        return None
     opened = Store.open(store)
     version = opened.version(model)
-    pulled = Path(tempfile.mkdtemp(prefix="coldpress-")) / kind
-    return opened.pull(version, pick(version, "auto"), pulled), ""
+    return opened.pull(version, pick(version, "auto"), folder)
+
+
+def _source_of(artifact: Artifact) -> str:
+    from freezer.freezing.sources import KINDS
+
+    source = str(artifact.manifest.provenance.get("source", ""))
+    if source.partition(":")[0] not in KINDS:
+        raise UsageError(
+            f"{artifact.folder} was made from a model in memory ({source}); expected its SOURCE:"
+            " coldpress explain python:MODULE:FUNCTION --inputs ..."
+        )
+    return source
 
 
 def _explained(
     source: Source,
     spec: InputSpec | None,
     samples: Path | None,
-    options: FreezeOptions,
+    recipes: Sequence[str],
     out: Path | None,
 ) -> Iterator[Explanation]:
     """Explain each recipe, with the first input set."""
     from freezer.freezing.drift import run_reference
     from freezer.freezing.environment import installed_versions
     from freezer.freezing.explaining import explain_recipe
-    from freezer.freezing.freeze import freeze_target, load_subject
+    from freezer.freezing.freeze import FreezeOptions, freeze_target, load_subject
     from freezer.freezing.recipes import select
     from freezer.freezing.sources import fetched
     from freezer.freezing.target import resolve_device
 
+    options = FreezeOptions(recipes=recipes)
     device_class_, device = resolve_device(None, options.device_class, options.device)
     selected = select(options.recipes, portable=False, installed=installed_versions())
     with scratch_folder() as cache:

@@ -421,7 +421,14 @@ def explanation_of(fault: Fault) -> Explanation:
     subject, reference = _subject(fault.model)
     target = target_of(subject, fault.recipe, torch.get_num_threads())
     with torchscript_deprecations_silenced(), planted(fault):
-        return explain_recipe(subject, fault.recipe, target, reference.singles[0])
+        call = reference.singles[0]
+        return explain_recipe(
+            subject,
+            fault.recipe,
+            target,
+            call,
+            limit_s=600,
+        )
 
 
 def _of_graphs(place: str, kind: str, *nodes: str) -> list[Fault]:

@@ -60,8 +60,7 @@ def run_onnx(
     """Run an ONNX model.
 
     Args:
-        model: a converted model.
-        source: the program that it was made from.
+        model, source: a converted model, and the program that it was made from.
         names: source node by name of a value, to return these values as well; None for none.
         settings: the recipe's settings.
         optimize: whether ONNX Runtime optimizes it as at load.

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -25,12 +26,12 @@ from freezer.errors import first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Attempt, Repair, export_at
 from freezer.freezing.diagnostics import quiet, sentence
-from freezer.freezing.drift import Call, DriftReport, Reference
+from freezer.freezing.drift import Call, DriftReport, Gate, Reference
 from freezer.freezing.explaining.reproduction import folded_before, write_reproduction
 from freezer.freezing.explaining.stages import GraphStage, Stage, stages_of
 from freezer.freezing.explaining.values import ROUNDING, Source, error_of, module_of, score
 from freezer.freezing.models import Subject, call_source, is_large
-from freezer.freezing.recipes import EXPORTS, RECIPES, Recipe, made_for
+from freezer.freezing.recipes import EXPORTS, RECIPES, made_for
 from freezer.freezing.target import Target
 
 logger = logging.getLogger("coldpress")
@@ -40,9 +41,17 @@ CAPTURE = "capture"
 LIMIT_S = 60.0
 """Time in seconds after which no further stage is run."""
 
+BUILD_S = 15.0
+"""Time in seconds that must be left for each build of a stage."""
+
 
 def explain_drift(
-    subject: Subject, recipe: str, target: Target, reference: Reference, drift: DriftReport
+    subject: Subject,
+    recipe: str,
+    target: Target,
+    reference: Reference,
+    drift: DriftReport,
+    gate: Gate,
 ) -> Explanation | None:
     """Explain why a candidate does not pass the gate, with the input set that drifts most.
 
@@ -57,7 +66,13 @@ def explain_drift(
     worst = max(failed, key=lambda row: MOST if row.error_ratio is None else row.error_ratio)
     call = reference.singles[worst.set_index]
     try:
-        return explain_recipe(subject, recipe, target, call)
+        return explain_recipe(
+            subject,
+            recipe,
+            target,
+            call,
+            error_ratio_max=gate.error_ratio_max,
+        )
     except Exception as error:  # of torch or an engine, about what the builds took
         logger.info("%s: the drift cannot be explained: %s", recipe, sentence(error, "run"))
         return None
@@ -77,8 +92,7 @@ def explain_recipe(
 
     Args:
         subject: a model without state that draws no random numbers, on the CPU.
-        recipe: name of a recipe.
-        target: the device class and thread count.
+        recipe, target: what to explain.
         call: single call of the subject with the outputs of the reference and of eager.
         error_ratio_max: limit of the drift gate.
         limit_s: time after which no further stage is run.
@@ -86,37 +100,25 @@ def explain_recipe(
             beside it; None for none.
 
     Raises:
-        CaptureError: torch.export does not take the model.
-        BuildError: an engine does not take it.
+        CaptureError, BuildError: torch.export or an engine does not take the model.
     """
-    started = time.monotonic()
+    search = _Search(call, error_ratio_max, limit_s)
     program = _program(subject, call.set_index)
     source = Source(program, list(subject.sets[call.set_index].tensors.values()))
     adapted = made_for(RECIPES[recipe], target.device_class.kind)
-    search = _Search(call, error_ratio_max, started + limit_s)
     with scratch_folder() as folder, torch.no_grad(), quiet("root"):
         first = GraphStage(CAPTURE, source.graph, source)
         search.run(chain([first], stages_of(program, source, adapted, target, Path(folder))))
+        nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
             nodes = _capture_scores(subject, source, call.set_index)
-        else:
-            nodes = search.worst.scores(search.moved) if search.runs else ()
-    guilty = _guiltiest(nodes)
-    if guilty is not None and reproduction is not None:
-        write_reproduction(reproduction, source, nodes, guilty, adapted.ways[0][1], error_ratio_max)
-    return Explanation(
-        recipe=recipe,
-        set_index=call.set_index,
-        stages=tuple(search.scores),
-        stage=search.worst.name,
-        fails=search.fails,
-        nodes=nodes,
-        guilty=guilty,
-        repair=None if search.worst is first else _repair(source, nodes, guilty, adapted),
-        num_builds=search.num_builds,
-        wall_s=time.monotonic() - started,
-        note=search.note,
-    )
+    guilty, repair = _guiltiest(nodes), None
+    capture, kind = adapted.ways[0]
+    if guilty and search.worst is not first and capture in EXPORTS:
+        repair = _repair(source, nodes, guilty)
+    if guilty and reproduction is not None:
+        write_reproduction(reproduction, source, nodes, guilty, kind, error_ratio_max)
+    return replace(search.explanation(recipe), nodes=nodes, guilty=guilty, repair=repair)
 
 
 def _guiltiest(nodes: Sequence[NodeScore]) -> NodeScore | None:
@@ -139,7 +141,8 @@ class _Search:
 
     worst: Stage
 
-    def __init__(self, call: Call, error_ratio_max: float, deadline: float) -> None:
+    def __init__(self, call: Call, error_ratio_max: float, limit_s: float) -> None:
+        self._started = time.monotonic()
         self.scores: list[StageScore] = []
         self.moved: set[str] = set()
         self.num_builds = 0
@@ -147,7 +150,7 @@ class _Search:
         self.runs = True
         self._call = call
         self._limit = error_ratio_max
-        self._deadline = deadline
+        self._deadline = self._started + limit_s
         self._growth = -1.0
 
     @property
@@ -158,13 +161,30 @@ class _Search:
     def run(self, stages: Iterable[Stage]) -> None:
         """Run stages until one fails, or the time is over."""
         for stage in stages:
+            room_s = self._deadline - time.monotonic()
+            if room_s < stage.num_builds * BUILD_S:
+                self.note = "; later stages were not run for lack of time"
+                return
             self._add(stage)
             if self.fails:
                 return
-            if time.monotonic() > self._deadline:
-                self.note = "; later stages were not run for lack of time"
-                return
             self.moved |= stage.moved()
+
+    def explanation(self, recipe: str) -> Explanation:
+        """What was found, without nodes."""
+        return Explanation(
+            recipe=recipe,
+            set_index=self._call.set_index,
+            stages=tuple(self.scores),
+            stage=self.worst.name,
+            fails=self.fails,
+            nodes=(),
+            guilty=None,
+            repair=None,
+            num_builds=self.num_builds,
+            wall_s=time.monotonic() - self._started,
+            note=self.note,
+        )
 
     def _add(self, stage: Stage) -> None:
         try:
@@ -220,14 +240,10 @@ def _capture_scores(subject: Subject, source: Source, set_index: int) -> tuple[N
     return tuple(scores)
 
 
-def _repair(
-    source: Source, nodes: Sequence[NodeScore], guilty: NodeScore | None, recipe: Recipe
-) -> Repair | None:
+def _repair(source: Source, nodes: Sequence[NodeScore], guilty: NodeScore) -> Repair | None:
     """What may help for a node: not to fold it into the one before, if that has no result of its
-    own any more; or else float64. Only exported programs can be repaired.
+    own any more; or else float64.
     """
-    if guilty is None or recipe.ways[0][0] not in EXPORTS:
-        return None
     if folded_before(source, nodes, guilty.node) is not None:
         return "apart"
     return "float64" if source.eager[guilty.node].dtype is torch.float32 else None

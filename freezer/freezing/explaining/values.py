@@ -93,8 +93,10 @@ class Source:
         self.inputs = list(inputs)
         self.signature_inputs = list(map(str, program.graph_signature.user_inputs))
         self._mode = Widening(own_dtype(graph, [tensor.dtype for tensor in inputs]))
-        self._wide = copy_of(graph).double()
-        self._mode.widen_attributes(self._wide)
+        wide = copy_of(graph).double()
+        assert isinstance(wide, GraphModule)
+        self._wide = wide
+        self._mode.widen_attributes(wide)
         self.eager_outputs, self.eager = run_graph(graph, inputs)
         self.exact_outputs, self.exact = self._in_double({})
 

@@ -36,6 +36,7 @@ def _explained(session: Session, trial: Trial) -> Trial:
         session.target,
         session.reference,
         trial.drift,
+        session.gate,
     )
     if explanation is None:
         return trial
