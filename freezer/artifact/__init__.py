@@ -18,6 +18,7 @@ from freezer.artifact.description import (
 from freezer.artifact.explanation import (
     MOST,
     NO_ERROR,
+    NUMERICS,
     WRONG,
     Error,
     Explanation,
@@ -130,6 +131,7 @@ __all__ = [
     "MOST",
     "NOT_TRIED",
     "NO_ERROR",
+    "NUMERICS",
     "SIGNATURE",
     "UNMEASURED",
     "WRONG",

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+NUMERICS = "optimize_numerics"
+"""The option of torch.jit.freeze that folds batch norms, and the stage of its effect."""
+
+ADVICE = {
+    "apart": "keep it from being folded into the operator before",
+    "float64": "compute it in float64",
+    None: "use another recipe, or write it in other operations",
+}
+"""What to try, by repair."""
+
+WIDTH = 640
+
 MAX_NODES = 12
-"""Rows of the table of nodes in a text."""
+"""Rows of the table of nodes."""
 
 
 MOST = 1e30
@@ -119,35 +130,25 @@ class Explanation:
     @property
     def advice(self) -> str:
         """What to try."""
-        if self.repair == "apart":
-            return "keep it from being folded into the operator before (a repaired build does so)"
-        if self.repair == "float64":
-            return "compute it in float64 (a repaired build does so)"
-        return "use another recipe, or write it in other operations"
+        if self.stage == NUMERICS:
+            return "torchscript-exact does without this step"
+        return ADVICE[self.repair]
 
     def table(self) -> str:
         """The stages and the nodes with the largest errors, as text."""
-        lines = [f"{'stage':36} {'error ratio':>11}"]
+        lines = [f"{'error ratio':>11}  stage"]
         for score in self.stages:
-            mark = "  <- drift enters" if score.stage == self.stage else ""
-            lines.append(f"{score.stage[:36]:36} {_number(score.error.ratio):>11}{mark}")
-        lines += ["", f"{'node':28} {'local':>9} {'in all':>9}  module, line"]
-        shown = self._largest()
-        for node in self.nodes:
-            if node not in shown:
-                continue
-            mark = "  <-" if node == self.guilty else ""
-            where = ", ".join(filter(None, [node.module, node.line]))
-            figures = f"{_number(node.local.ratio):>9} {_number(node.accumulated.ratio):>9}"
-            lines.append(f"{node.node[:28]:28} {figures}  {where}{mark}")
-        hidden = len(self.nodes) - len(shown)
-        if hidden:
-            lines.append(f"({hidden} more nodes)")
-        return "\n".join(lines)
-
-    def _largest(self) -> Sequence[NodeScore]:
+            mark = "  <-" if score.stage == self.stage else ""
+            lines.append(f"{score.error.ratio:11.3g}  {score.stage}{mark}")
+        lines += ["", f"{'alone':>11} {'in all':>9}  node, module, line"]
         by_error = sorted(self.nodes, key=lambda node: node.local.ratio, reverse=True)
-        return by_error[:MAX_NODES]
+        for node in self.nodes:
+            if node in by_error[:MAX_NODES]:
+                mark = "  <-" if node == self.guilty else ""
+                where = ", ".join(filter(None, [node.node, node.module, node.line]))
+                errors = f"{node.local.ratio:11.3g} {node.accumulated.ratio:9.3g}"
+                lines.append(f"{errors}  {where}{mark}")
+        return "\n".join(lines)
 
     def text(self) -> str:
         """The sentence and the table."""
@@ -155,49 +156,26 @@ class Explanation:
         return f"{self.recipe}: {self.sentence}\n({run})\n\n{self.table()}\n"
 
     def svg(self) -> str:
-        """A plot of both errors over the nodes, on a logarithmic scale."""
-        width, height, left = 640, 220, 60
-        values = [max(n.accumulated.relative, n.local.relative) for n in self.nodes]
-        tops = [_log(value) for value in values]
-        top, bottom = max(tops, default=0.0) + 0.5, min(tops, default=-8.0) - 1.5
-
-        def y(value: float) -> float:
-            share = (_log(value) - bottom) / (top - bottom)
-            return height - 20 - min(max(share, 0.0), 1.0) * (height - 40)
-
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-            ' font-family="sans-serif" font-size="11" role="img">'
-        ]
-        for exponent in range(math.ceil(bottom), math.floor(top) + 1):
-            level = y(10.0**exponent)
-            parts.append(f'<text x="2" y="{level + 4:.1f}">1e{exponent}</text>')
-            parts.append(
-                f'<line x1="{left}" x2="{width}" y1="{level:.1f}" y2="{level:.1f}" stroke="#ddd"/>'
-            )
-        step = (width - left - 20) / max(len(self.nodes) - 1, 1)
-        accumulated = []
+        """A plot of both errors over the nodes, from 1e-16 to 1 of the rms."""
+        step = WIDTH / max(len(self.nodes), 1)
+        dots, line = [], []
         for index, node in enumerate(self.nodes):
-            x = left + 10 + index * step
-            accumulated.append(f"{x:.1f},{y(node.accumulated.relative):.1f}")
+            x = (index + 0.5) * step
             color = "#c00" if node == self.guilty else "#37a"
-            tip = html.escape(f"{node.node} {node.module}: local {node.local.relative:.3g}")
-            parts.append(
-                f'<circle cx="{x:.1f}" cy="{y(node.local.relative):.1f}" r="4" fill="{color}">'
+            tip = html.escape(f"{node.node} {node.module}: {node.local.relative:.3g}")
+            dots.append(
+                f'<circle cx="{x:.1f}" cy="{_height(node.local)}" r="4" fill="{color}">'
                 f"<title>{tip}</title></circle>"
             )
-        points = " ".join(accumulated)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="#333"/>')
-        parts.append(
-            f'<text x="{left + 10}" y="12">error relative to the rms: dots local, line in all'
-            "</text></svg>"
+            line.append(f"{x:.1f},{_height(node.accumulated)}")
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -20 {WIDTH} 200" font-size="11"'
+            ' role="img"><text y="-8">error as a share of the rms, 1 at the top, 1e-16 at the'
+            f" bottom: dots local, line in all</text>{''.join(dots)}"
+            f'<polyline points="{" ".join(line)}" fill="none" stroke="#333"/></svg>'
         )
-        return "".join(parts)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _log(value: float) -> float:
-    return math.log10(min(max(value, 1e-18), 1e18))
+def _height(error: Error) -> int:
+    """Vertical place of an error in the plot, on a logarithmic scale."""
+    return round(-10 * math.log10(min(max(error.relative, 1e-16), 1.0)))

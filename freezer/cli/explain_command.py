@@ -134,6 +134,6 @@ def _explained(
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         for recipe in selected:
-            file = None if out is None else out / f"{recipe.name}.py"
+            file = None if out is None else out / f"reproduce-{recipe.name}.py"
             call = reference.singles[0]
             yield explain_recipe(subject, recipe.name, target, call, reproduction=file)

@@ -92,9 +92,9 @@ def _constants(own: list[Node]) -> Iterator[tuple[Node, Node]]:
         for operand in node.all_input_nodes:
             if operand.op == "get_attr":
                 yield node, operand
-            for inner in operand.all_input_nodes:
-                if operand not in own and inner.op == "get_attr":
-                    yield operand, inner
+            inner = operand.all_input_nodes
+            if operand not in own and [each.op for each in inner] == ["get_attr"]:
+                yield operand, inner[0]
 
 
 def _change_constant(own: list[Node], graph: Graph) -> bool:
@@ -327,26 +327,6 @@ def _in_openvino(fault: Fault, model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _in_script(fault: Fault) -> Iterator[None]:
-    """Replace an operator of a frozen TorchScript graph: `sigmoid by tanh`."""
-    freeze = torch.jit.freeze
-    right, _, wrong = fault.kind.partition(" by ")
-
-    def frozen(module: Any, **kwargs: Any) -> Any:
-        made = freeze(module, **kwargs)
-        if kwargs["optimize_numerics"]:
-            patterns = [
-                f"graph(%x):\n  %y = aten::{name}(%x)\n  return (%y)" for name in (right, wrong)
-            ]
-            rewrite: Any = torch._C._jit_pass_custom_pattern_based_rewrite_graph
-            rewrite(*patterns, made.graph)
-        return made
-
-    with mock.patch.object(torch.jit, "freeze", frozen):
-        yield
-
-
-@contextlib.contextmanager
 def _in_converter(name: str, change: Callable[[Fault, Any], None], fault: Fault) -> Iterator[None]:
     convert: Any = getattr(stages, name)
 
@@ -365,8 +345,6 @@ def planted(fault: Fault) -> contextlib.AbstractContextManager[None]:
         return _in_converter("to_onnx", _in_onnx, fault)
     if fault.recipe == "openvino":
         return _in_converter("to_openvino", _in_openvino, fault)
-    if fault.recipe == "torchscript-frozen":
-        return _in_script(fault)
     if fault.kind in CUSTOM_KERNELS:
         return _in_custom_operator(fault)
     return _in_code(fault) if fault.place == CODE else _in_inductor(fault)
@@ -514,8 +492,6 @@ FAULTS: Sequence[Fault] = [
     *_of_engine("openvino", "attentive", ("linear_3", "wrong constant MatMul 3")),
     *_of_engine("openvino", "recurrent", ("cat_2", "swapped inputs Concat 2")),
     *_of_engine("openvino", "listening", ("conv2d", "wrong constant Convolution 0")),
-    *_of_engine("torchscript-frozen", "listening", ("tanh", "tanh by sin")),
-    *_of_engine("torchscript-frozen", "detecting", ("sigmoid", "sigmoid by tanh")),
 ]
 
 

@@ -1,12 +1,10 @@
-"""Values of every node that an engine computes: ONNX Runtime and OpenVINO with added outputs, and
-TorchScript's graph, matched with the exported program by the names that converters keep.
+"""Values of every node that an engine computes: ONNX Runtime and OpenVINO with added outputs,
+matched with the exported program by the names that converters keep.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from freezer.freezing.explaining.matching import absorbed, origin_of
+from freezer.freezing.explaining.matching import origin_of
 from freezer.freezing.explaining.values import Source
 from freezer.runtime.loaders import import_openvino, session_options
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
 Run = tuple[list[Tensor], dict[str, Tensor]]
 """Outputs of a run, and values by source node."""
-
-_CONV = re.compile(r"^_?conv(olution|\dd)?$")
 
 
 @contextlib.contextmanager
@@ -100,22 +96,18 @@ def run_openvino(
 ) -> Run:
     """Run an OpenVINO model; see `run_onnx`.
 
-    Added outputs prevent fusions. Where that removes the error, only results that its compiler
-    keeps are added.
+    Added outputs prevent fusions. Where that removes the error, no values are returned.
     """
     openvino = import_openvino("this explanation needs OpenVINO")
     core, config = openvino.Core(), dict(settings["openvino"])
-    compiled = core.compile_model(model, "CPU", config)
     if names is None:
-        return _called(model, compiled, source, {})
-    kept = _kept_operators(compiled)
-    for only in (None, kept):
-        changed = model.clone()
-        changed.add_outputs(_named_ports(changed, names, only))
-        run = _called(model, core.compile_model(changed, "CPU", config), source, names)
-        if source.fails(run[0]):
-            break
-    return run
+        return _called(model, core.compile_model(model, "CPU", config), source, {})
+    changed = model.clone()
+    for op in changed.get_ordered_ops():
+        if op.get_type_name() not in ("Result", "Parameter", "Constant"):
+            changed.add_outputs([port for port in op.outputs() if known_names(port, names)])
+    outputs, values = _called(model, core.compile_model(changed, "CPU", config), source, names)
+    return outputs, values if source.fails(outputs) else {}
 
 
 def _called(model: Model, compiled: Any, source: Source, names: Mapping[str, str]) -> Run:
@@ -141,67 +133,6 @@ def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
     """The names of a port that are those of nodes, without the index that OpenVINO adds."""
     plain = [name.partition(":")[0] for name in port.get_names()]
     return [name for name in plain if name in names]
-
-
-def _kept_operators(compiled: Any) -> set[str]:
-    """Names of the operators that are the last of those compiled into one."""
-    kept = set()
-    for op in compiled.get_runtime_model().get_ordered_ops():
-        layers = str(op.get_rt_info()["originalLayersNames"].astype(str))
-        kept.add(layers.rpartition(",")[2])
-    return kept
-
-
-def _named_ports(model: Model, names: Mapping[str, str], kept: set[str] | None) -> list[Any]:
-    """The named outputs of operators, of all or of those kept."""
-    ports = []
-    for op in model.get_ordered_ops():
-        is_kept = kept is None or op.get_friendly_name() in kept
-        if is_kept and op.get_type_name() not in ("Result", "Parameter", "Constant"):
-            ports += [port for port in op.outputs() if known_names(port, names)]
-    return ports
-
-
-def run_torchscript(module: Any, source: Source) -> Run:
-    """Run the graph of a TorchScript module with the results of its operators as outputs.
-
-    Its operators are matched by their order.
-    """
-    graph = module.inlined_graph.copy()
-    made = [value for node in graph.nodes() for value in node.outputs() if _is_tensor(value)]
-    [output] = list(graph.outputs())
-    both = graph.create("prim::TupleConstruct", [output, *made], 1)
-    both.output().setType(torch._C.TupleType([output.type(), *(value.type() for value in made)]))
-    graph.appendNode(both)
-    graph.eraseOutput(0)
-    graph.registerOutput(both.output())
-    graph.eraseInput(0)
-    call: Any = torch._C._create_function_from_graph("explained", graph)
-    with torch.no_grad():
-        results, *values = call(*(tensor.clone() for tensor in source.inputs))
-    kinds = [_kind(value.node().kind()) for value in made]
-    nodes = [node for node in source.graph.graph.nodes if node.name in source.eager]
-    known = {node.name: node for node in nodes}
-    own = [_kind(str(node.target)) for node in nodes]
-    blocks = difflib.SequenceMatcher(None, own, kinds, autojunk=False).get_matching_blocks()
-    matched: dict[str, Tensor] = {}
-    for block in blocks:
-        for offset in range(block.size):
-            matched[nodes[block.a + offset].name] = values[block.b + offset]
-    found = {absorbed(known[name], set(matched)).name: value for name, value in matched.items()}
-    flat = results if isinstance(results, tuple | list) else (results,)
-    return list(flat), found
-
-
-def _is_tensor(value: Any) -> bool:
-    is_tensor = bool(value.type().isSubtypeOf(torch._C.TensorType.get()))
-    return is_tensor and str(value.node().kind()).startswith("aten::")
-
-
-def _kind(operator: str) -> str:
-    """The operator's name alone: `conv` of `aten::_convolution` and of `aten.conv2d.default`."""
-    name = re.split(r"::|\.", operator)[1] if re.search(r"::|\.", operator) else operator
-    return "conv" if _CONV.match(name) else name.rstrip("_")
 
 
 def _by_source(

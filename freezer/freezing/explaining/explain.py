@@ -28,7 +28,7 @@ from freezer.freezing.capture import Attempt, Repair, export_at
 from freezer.freezing.diagnostics import quiet, sentence
 from freezer.freezing.drift import Call, DriftReport, Gate, Reference
 from freezer.freezing.explaining.reproduction import folded_before, write_reproduction
-from freezer.freezing.explaining.stages import GraphStage, Stage, stages_of
+from freezer.freezing.explaining.stages import Stage, graph_stage, stages_of
 from freezer.freezing.explaining.values import ROUNDING, Source, error_of, module_of, score
 from freezer.freezing.models import Subject, call_source, is_large
 from freezer.freezing.recipes import EXPORTS, RECIPES, made_for
@@ -61,7 +61,9 @@ def explain_drift(
     """
     failed = [row for row in drift.rows if row.problem]
     simple = reference.deterministic and not reference.stateful
-    if not failed or not simple or target.device.type != "cpu" or is_large(subject.model):
+    if not failed or not simple or recipe not in RECIPES:
+        return None
+    if target.device.type != "cpu" or is_large(subject.model):
         return None
     worst = max(failed, key=lambda row: MOST if row.error_ratio is None else row.error_ratio)
     call = reference.singles[worst.set_index]
@@ -107,7 +109,7 @@ def explain_recipe(
     source = Source(program, list(subject.sets[call.set_index].tensors.values()))
     adapted = made_for(RECIPES[recipe], target.device_class.kind)
     with scratch_folder() as folder, torch.no_grad(), quiet("root"):
-        first = GraphStage(CAPTURE, source.graph, source)
+        first = graph_stage(CAPTURE, source.graph, source)
         search.run(chain([first], stages_of(program, source, adapted, target, Path(folder))))
         nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
@@ -116,8 +118,9 @@ def explain_recipe(
     capture, kind = adapted.ways[0]
     if guilty and search.worst is not first and capture in EXPORTS:
         repair = _repair(source, nodes, guilty)
-    if guilty and reproduction is not None:
-        write_reproduction(reproduction, source, nodes, guilty, kind, error_ratio_max)
+    if guilty and search.fails and reproduction is not None:
+        least = min(error_ratio_max, max(guilty.local.ratio / 2, 1.0))
+        write_reproduction(reproduction, source, nodes, guilty, kind, least)
     return replace(search.explanation(recipe), nodes=nodes, guilty=guilty, repair=repair)
 
 
@@ -188,7 +191,7 @@ class _Search:
 
     def _add(self, stage: Stage) -> None:
         try:
-            outputs = stage.outputs()
+            outputs, _ = stage.run(False)
         except Exception as failure:  # of an operator that a pass made wrong
             self.note, self.runs = f"; it does not run: {first_line(failure)}", False
             outputs = []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch.fx import Graph, Node
-
-from freezer.freezing.explaining.values import NodeValues
 
 
 def origin_of(node: Node) -> str | None:
@@ -59,11 +56,6 @@ def absorbed(node: Node, kept: set[str]) -> Node:
             break
         node = user
     return node
-
-
-def by_source(found: Mapping[str, str], values: NodeValues) -> dict[str, Any]:
-    """Values by source node."""
-    return {source: values[name] for source, name in found.items() if name in values}
 
 
 def _shape(node: Node) -> tuple[int, ...] | None:

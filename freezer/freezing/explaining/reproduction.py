@@ -14,10 +14,10 @@ from freezer.freezing.explaining.values import Source
 
 _ENGINES: dict[PayloadKind, str] = {
     "inductor": """
-        result = torch.compile(part, options={"freezing": True})(*inputs)
-        """,
-    "torchscript": """
-        result = torch.jit.freeze(torch.jit.trace(part, inputs))(*inputs)
+        program = torch.export.export(part, inputs)
+        options = {"freezing": True}
+        package = torch._inductor.aoti_compile_and_package(program, inductor_configs=options)
+        result = torch._inductor.aoti_load_package(package)(*inputs)
         """,
     "onnxruntime": """
         import onnxruntime

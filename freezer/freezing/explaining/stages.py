@@ -5,16 +5,16 @@ which can be run, and gives values of its nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
-from freezer.artifact import Error, NodeScore
+from freezer.artifact import NUMERICS, Error, NodeScore
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (
     Run,
@@ -22,9 +22,8 @@ from freezer.freezing.explaining.engines import (
     names_in,
     run_onnx,
     run_openvino,
-    run_torchscript,
 )
-from freezer.freezing.explaining.matching import by_source, matches
+from freezer.freezing.explaining.matching import matches
 from freezer.freezing.explaining.values import NodeValues, Source, error_of, run_graph
 from freezer.freezing.lowering import (
     optimized,
@@ -43,99 +42,60 @@ computes something else than before.
 """
 
 
-class Stage(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Stage:
     """A form of a model.
 
     Attributes:
         name: of the pass, conversion or engine.
-        num_builds: builds that its values take.
+        source: values of the exported program.
+        run: gives its outputs, and values by source node, for which an engine is built again: only
+            if the argument is True.
+        local: results of its operators, by source node, for the reference's values of their
+            operands; None if only an engine runs it.
+        num_builds: builds that it takes.
     """
 
     name: str
-    num_builds: int
-
-    def outputs(self) -> list[Tensor]:
-        """Its outputs."""
+    source: Source
+    run: Callable[[bool], Run]
+    local: Callable[[NodeValues], NodeValues] | None = None
+    num_builds: int = 0
 
     def moved(self) -> set[str]:
         """Source nodes whose match computes something else, given that the outputs are right."""
+        if self.local is None:
+            return set()
+        errors = errors_of(self.source, self.run(True)[1])
+        return {name for name, error in errors.items() if error.excess > VANISHED}
 
     def scores(self, moved: set[str]) -> tuple[NodeScore, ...]:
         """The errors at its nodes, without those of `moved`, which compute something else."""
+        values = self.run(True)[1]
+        gone = moved | vanishing(self.source, values)
+        kept = {name: value for name, value in values.items() if name not in gone}
+        return self.source.scores(kept, self.local(kept) if self.local else None)
 
 
-class GraphStage:
-    """A graph that Python runs."""
+def graph_stage(name: str, graph: GraphModule, source: Source) -> Stage:
+    """The stage of a graph that Python runs."""
+    found = matches(source.graph.graph, graph.graph)
 
-    num_builds = 0
+    def run(_: bool) -> Run:
+        outputs, values = run_graph(graph, source.inputs)
+        return outputs, {node: values[own] for node, own in found.items() if own in values}
 
-    def __init__(self, name: str, graph: GraphModule, source: Source) -> None:
-        self.name = name
-        self.graph = graph
-        self._source = source
-        self._run: Run | None = None
+    def local(kept: NodeValues) -> NodeValues:
+        exact = {found[node]: source.exact[node] for node in kept}
+        _, values = run_graph(graph, source.inputs, exact)
+        return {node: values[found[node]] for node in kept}
 
-    def _result(self) -> Run:
-        if self._run is None:
-            self._run = run_graph(self.graph, self._source.inputs)
-        return self._run
-
-    def outputs(self) -> list[Tensor]:
-        """See `Stage`."""
-        return self._result()[0]
-
-    def moved(self) -> set[str]:
-        """See `Stage`."""
-        found = matches(self._source.graph.graph, self.graph.graph)
-        errors = errors_of(self._source, by_source(found, self._result()[1]))
-        return {name for name, error in errors.items() if error.excess > VANISHED}
-
-    def found(self, moved: set[str]) -> dict[str, str]:
-        """Its node for each source node."""
-        found = matches(self._source.graph.graph, self.graph.graph)
-        values = by_source(found, self._result()[1])
-        gone = moved | vanishing(self._source, values)
-        return {source: name for source, name in found.items() if source not in gone}
-
-    def scores(self, moved: set[str]) -> tuple[NodeScore, ...]:
-        """See `Stage`; local errors are those of its operators on the reference's inputs."""
-        found = self.found(moved)
-        exact = {name: self._source.exact[source] for source, name in found.items()}
-        _, local = run_graph(self.graph, self._source.inputs, exact)
-        accumulated = by_source(found, self._result()[1])
-        return self._source.scores(accumulated, by_source(found, local))
-
-
-class EngineStage:
-    """A form that an engine runs.
-
-    Attributes:
-        name, num_builds: see `Stage`.
-    """
-
-    def __init__(
-        self, name: str, run: Callable[[bool], Run], source: Source, num_builds: int = 0
-    ) -> None:
-        self.name = name
-        self.num_builds = num_builds
-        self._source = source
-        self._run_engine = run
-
-    def outputs(self) -> list[Tensor]:
-        """See `Stage`."""
-        return self._run_engine(False)[0]
-
-    def moved(self) -> set[str]:
-        """See `Stage`; later stages have names of their own."""
-        return set()
-
-    def scores(self, moved: set[str]) -> tuple[NodeScore, ...]:
-        """See `Stage`."""
-        _, values = self._run_engine(True)
-        gone = moved | vanishing(self._source, values)
-        return self._source.scores(
-            {name: value for name, value in values.items() if name not in gone}
-        )
+    return Stage(
+        name=name,
+        source=source,
+        run=run,
+        local=local,
+    )
 
 
 def errors_of(source: Source, values: NodeValues) -> dict[str, Error]:
@@ -190,7 +150,7 @@ def _of_inductor(
     captured = Captured(name="export", program=program, convention="flat")
     stages = passes_of(captured, folder, target, recipe.settings)
     for name, graph in stages:
-        yield GraphStage(name, graph, source)
+        yield graph_stage(name, graph, source)
     result: list[Run] = []
 
     def run(_: bool) -> Run:
@@ -208,7 +168,7 @@ def _of_inductor(
             result.append((values[:num], dict(zip(found, values[num:], strict=True))))
         return result[0]
 
-    yield EngineStage("generated code", run, source, num_builds=1)
+    yield Stage(name="generated code", source=source, run=run, num_builds=1)
 
 
 def _of_onnx(
@@ -216,7 +176,7 @@ def _of_onnx(
 ) -> Iterator[Stage]:
     with decomposed() as made:
         model = to_onnx(program)
-    yield GraphStage("decomposition", _graph_of(made[-1]), source)
+    yield graph_stage("decomposition", _graph_of(made[-1]), source)
     names = names_in(made[-1])
     settings = recipe.settings
 
@@ -224,7 +184,7 @@ def _of_onnx(
         def run(in_full: bool) -> Run:
             return run_onnx(model, source, names if in_full else None, settings, optimize=optimize)
 
-        return EngineStage(name, run, source, num_builds=1)
+        return Stage(name=name, source=source, run=run, num_builds=1)
 
     yield stage("conversion to ONNX", model, False)
     smaller = optimized(model, folder, settings)
@@ -239,12 +199,12 @@ def _of_openvino(
     with decomposed() as made, torch.no_grad():
         model = to_openvino(program, openvino)
     names = names_in(made[-1])
-    yield GraphStage("decomposition", _graph_of(made[-1]), source)
+    yield graph_stage("decomposition", _graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:
         return run_openvino(model, source, names if in_full else None, recipe.settings)
 
-    yield EngineStage("OpenVINO", run, source, num_builds=2)
+    yield Stage(name="OpenVINO", source=source, run=run, num_builds=2)
 
 
 def _of_torchscript(
@@ -252,14 +212,17 @@ def _of_torchscript(
 ) -> Iterator[Stage]:
     with torchscript_deprecations_silenced(), torch.no_grad():
         traced = torch.jit.trace(source.graph, tuple(source.inputs), check_trace=False).eval()
-        numerics = {"trace": False, "optimize_numerics": recipe.settings["optimize_numerics"]}
-        for name, optimize in numerics.items():
-            frozen = torch.jit.freeze(traced, optimize_numerics=optimize)
-            yield EngineStage(name, partial(_run_script, frozen, source), source)
+        for name in ("trace", NUMERICS):
+            frozen = torch.jit.freeze(
+                traced,
+                optimize_numerics=name == NUMERICS and recipe.settings[NUMERICS],
+            )
+            yield Stage(name=name, source=source, run=partial(_run_script, frozen, source))
 
 
 def _run_script(frozen: Any, source: Source, _: bool) -> Run:
-    return run_torchscript(frozen, source)
+    """Run a frozen TorchScript module, whose operators have no names."""
+    return list(frozen(*(tensor.clone() for tensor in source.inputs))), {}
 
 
 def _graph_of(program: ExportedProgram) -> GraphModule:
