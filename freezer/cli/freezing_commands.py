@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freezer.cli.arguments import ClassOption, NoiseOption, answer_signals, exiting, say
+from freezer.cli.arguments import (
+    ClassOption,
+    NoiseOption,
+    answer_signals,
+    exiting,
+    say,
+)
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import scratch_folder
 from freezer.hardware import device_class
@@ -117,8 +123,8 @@ def freeze(
         return
     if source is None or out is None:
         raise UsageError("expected SOURCE and --out, or --resume OUT")
-    spec, samples = _inputs(inputs, dims)
-    source_args = _parsed(args, "args")
+    spec, samples = inputs_of(inputs, dims)
+    source_args = parsed_json(args, "args")
     limits = _limits(limit or ())
     points = [_point(text) for text in point or ()]
     if device_class_ != "auto":  # before torch is imported
@@ -225,13 +231,15 @@ def _print_result(result: FreezeResult) -> None:
         say(f"wrote {result.artifact.folder}, made for {manifest.device_class}")
 
 
-def _inputs(inputs: str | None, dims: str) -> tuple[InputSpec | None, Path | None]:
+def inputs_of(inputs: str | None, dims: str) -> tuple[InputSpec | None, Path | None]:
     """The declared spec or the samples file of --inputs."""
     if not inputs:
         return None, None
     if inputs.endswith((".safetensors", ".npz")):
         return None, Path(inputs)
-    return declared_spec(_parsed(inputs, "inputs", dict | list), _parsed(dims, "dims")), None
+    return declared_spec(
+        parsed_json(inputs, "inputs", dict | list), parsed_json(dims, "dims")
+    ), None
 
 
 def _point(text: str) -> dict[str, int]:
@@ -261,7 +269,7 @@ def _limits(options: Sequence[str]) -> Limits:
     return Limits(**limits)
 
 
-def _parsed(text: str, option: str, kind: type | UnionType = dict) -> Any:
+def parsed_json(text: str, option: str, kind: type | UnionType = dict) -> Any:
     """Parse the JSON of an option."""
     try:
         value = json.loads(text)

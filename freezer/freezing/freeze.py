@@ -231,7 +231,7 @@ def _freeze_for(
         result = FreezeResult(verdict="failed", reason=reason, failures=failures)
         try:
             if builds.candidates or not builds.errors:
-                session = _session(subject, target, options)
+                session = replace(_session(subject, target, options), work=work)
                 judgement = judge(session, builds.candidates)
                 judgement = with_other_payloads(session, judgement, work)
                 clear_out(out)

@@ -121,7 +121,8 @@ _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("script", "torchscript"),
     ("trace-sizes", "torchscript"),
 )
-_EXPORT: tuple[CaptureName, ...] = ("export", "export-strict", "convert")
+EXPORTS: tuple[CaptureName, ...] = ("export", "export-strict", "convert")
+"""Captures that make an exported program."""
 
 
 def _torchscript(
@@ -169,7 +170,7 @@ def _inductor(
     }
     return Recipe(
         name=name,
-        ways=tuple((capture, "inductor") for capture in _EXPORT),
+        ways=tuple((capture, "inductor") for capture in EXPORTS),
         settings={
             "inductor": inductor,
             "weights_beside_above_mb": BESIDE_ABOVE_MB,
@@ -206,13 +207,13 @@ _IN_BUILD_ORDER = (  # the cheapest first
     _torchscript("torchscript-optimized", optimize_for_inference=True),
     Recipe(
         name="openvino",
-        ways=tuple((capture, "openvino") for capture in _EXPORT),
+        ways=tuple((capture, "openvino") for capture in EXPORTS),
         settings={"openvino": OPENVINO_SETTINGS, "conversion": CONVERSION_VERSION},
         by_shape=True,
     ),
     Recipe(
         name="onnxruntime",
-        ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
+        ways=tuple((capture, "onnxruntime") for capture in EXPORTS),
         # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens
         # of milliseconds.
         settings={

@@ -11,6 +11,7 @@ from typing import Any
 
 from freezer.artifact import (
     UNMEASURED,
+    Explanation,
     FreezingRecord,
     FreezingReport,
     Measured,
@@ -142,6 +143,7 @@ class CandidateReport:
         points: figures of each payload wherever it was timed, the deciding place first.
         outputs: drift of each output and input set, the worst first. Earlier releases did not store
             it.
+        explanation: where drift that fails the gate enters; None if it passes, or that is unknown.
     """
 
     recipe: str
@@ -161,6 +163,7 @@ class CandidateReport:
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     points: tuple[PointFigures, ...] = ()
     outputs: tuple[OutputDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    explanation: Explanation | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
     def freezing(self) -> FreezingRecord:

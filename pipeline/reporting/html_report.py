@@ -185,6 +185,8 @@ def _candidate(report: CandidateReport) -> Json:
         "size_mb": report.size_bytes / 1e6,
         "build_s": report.build_s,
         "points": [_point(point) for point in report.points],
+        "explanation": report.explanation and report.explanation.text(),
+        "plot": report.explanation and report.explanation.svg(),
         "outputs": [encode(output) for output in report.outputs],
         "freezing": list(describe_freezing(report.freezing, report.tried)),
     }

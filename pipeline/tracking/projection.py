@@ -35,7 +35,14 @@ from pipeline.tracking.connection import (
     upload,
 )
 from pipeline.tracking.descriptions import NOTE, campaign_description
-from pipeline.tracking.run_records import CAMPAIGN, KIND, OUTCOME, RunRecord, run_records
+from pipeline.tracking.run_records import (
+    CAMPAIGN,
+    KIND,
+    OUTCOME,
+    RunRecord,
+    plot_of,
+    run_records,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -227,6 +234,8 @@ class Projection:
         )
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
+            if record.explanation:
+                files |= plot_of(record.explanation)
             self._upload(run.info.artifact_uri, files)
         self.client.set_terminated(
             run_id,

@@ -262,6 +262,7 @@ def _judge_child(
         objective=entry.objective,
         task_metric=metric or None,
     )
+    session = replace(session, work=Path(tempfile.mkdtemp(prefix="repaired-", dir=staging)))
     for each in (request.beside, request):
         if each is not None:
             result = _judge_one(each, session, staging, folders)

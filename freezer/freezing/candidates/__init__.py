@@ -18,6 +18,7 @@ from freezer.freezing.candidates.builder import (
     build,
     build_all,
     build_further,
+    repaired_recipe,
 )
 from freezer.freezing.candidates.candidate import (
     EVIDENCE,
@@ -40,4 +41,5 @@ __all__ = [
     "drop_builds",
     "keep_builds",
     "kept_builds",
+    "repaired_recipe",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
-from freezer.freezing.capture import Attempt
+from freezer.freezing.capture import REPAIRS, Attempt
 from freezer.freezing.environment import cleared, installed_versions
 from freezer.freezing.models import (
     Subject,
@@ -21,6 +21,7 @@ from freezer.freezing.models import (
     is_large,
 )
 from freezer.freezing.recipes import (
+    EXPORTS,
     KEPT_EAGER,
     RECIPES,
     Recipe,
@@ -133,6 +134,14 @@ def _build_conditions(target: Target) -> Iterator[None]:
         yield
 
 
+def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str] | None) -> Recipe:
+    """The recipe with nodes to repair; itself without any."""
+    if not repairs:
+        return recipe
+    ways = tuple(way for way in recipe.ways if way[0] in EXPORTS)
+    return replace(recipe, ways=ways, settings={**recipe.settings, REPAIRS: dict(repairs)})
+
+
 def build_further(
     subject: Subject,
     candidate: Candidate,
@@ -153,6 +162,7 @@ def build_further(
     recipe = RECIPES[candidate.recipe]
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
+    recipe = repaired_recipe(recipe, candidate.settings.get(REPAIRS))
     more = build(subject, recipe, target, folder, further=True)
     candidate.link_files(folder)
     made = replace(

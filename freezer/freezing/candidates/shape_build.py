@@ -13,7 +13,7 @@ from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE
-from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.capture import REPAIRS, Attempt, Captured, repaired
 from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
 from freezer.freezing.models import clear_frames, free_tensors, is_large
 from freezer.freezing.recipes import CaptureName, Recipe
@@ -98,6 +98,8 @@ class ShapeBuild:
         phases: dict[str, float] = {}
         with timed(phases, "capture"):
             captured = self.attempt.capture(capture)
+            if REPAIRS in self.recipe.settings:
+                captured = repaired(captured, self.recipe.settings[REPAIRS])
         check_operators(captured.program, lowering)
         if self.discard:
             self.attempt.discarded = True

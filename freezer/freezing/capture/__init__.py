@@ -8,11 +8,19 @@ Read first: attempt.py.
 from freezer.freezing.capture.attempt import (
     Attempt,
 )
+from freezer.freezing.capture.equivalence import copy_of
+from freezer.freezing.capture.export import export_at
 from freezer.freezing.capture.program import (
     Captured,
 )
+from freezer.freezing.capture.repair import REPAIRS, Repair, repaired
 
 __all__ = [
+    "REPAIRS",
     "Attempt",
     "Captured",
+    "Repair",
+    "copy_of",
+    "export_at",
+    "repaired",
 ]

@@ -33,6 +33,7 @@ from freezer.freezing.capture.export_sizes import (
 )
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
 from freezer.freezing.diagnostics import sentence
+from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
@@ -264,3 +265,23 @@ def _writes(node: torch.fx.Node) -> bool:
         return bool(node.args[5])  # training
     schema = getattr(node.target, "_schema", None)
     return schema is None or schema.is_mutable
+
+
+def export_at(subject: Subject, input_set: InputSet) -> ExportedProgram:
+    """The exported program of a model for one input set, not compared with the model.
+
+    Raises:
+        CaptureError: torch.export does not take the model.
+    """
+    spec = subject.spec.at(input_set.point) if input_set.point else subject.spec
+    inputs = tuple(input_set.cloned().values())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for strict in (False, True):
+            module = FlatModule(subject.fresh(), subject.spec).eval()
+            try:
+                return torch.export.export(module, inputs, strict=strict)
+            except Exception as error:
+                if strict:
+                    raise refusal(error, spec) from error
+    raise AssertionError("both ways end above")

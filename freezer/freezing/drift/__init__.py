@@ -8,6 +8,7 @@ from freezer.freezing.drift.distributions import distribution_problem, sampled
 from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
 from freezer.freezing.drift.extremes import Extreme
+from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.drift.reference import Reference, run_reference
 from freezer.freezing.drift.runs import Call, Runner, copied, eager_reruns, run_calls
 from freezer.freezing.drift.ties import at_ties
@@ -21,13 +22,16 @@ __all__ = [
     "Gate",
     "Reference",
     "Runner",
+    "Widening",
     "assess",
     "at_ties",
     "copied",
     "distribution_problem",
     "eager_reruns",
+    "own_dtype",
     "report",
     "run_calls",
     "run_reference",
     "sampled",
+    "widening",
 ]

@@ -12,6 +12,7 @@ from freezer.artifact import (
     UNMEASURED,
     ColdStart,
     Dropped,
+    Explanation,
     LatencyRecord,
     Manifest,
     Measured,
@@ -61,6 +62,8 @@ class Trial:
         cold_start: measured of the winner, and of all if memory is limited.
         points: figures of every kept payload in every cell.
         dropped: payloads that were not kept.
+        explanation: where the drift enters that fails the gate, or failed it before the candidate
+            was repaired; None if it passes, or that is unknown.
     """
 
     candidate: Candidate
@@ -73,6 +76,7 @@ class Trial:
     task_metric: float | None = None
     points: tuple[PointFigures, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    explanation: Explanation | None = None
 
     @property
     def recipe(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from freezer.freezing.drift import Gate, Reference, run_reference
@@ -39,6 +40,8 @@ class Session:
         reference: outputs of eager, in float64 where the model runs in it.
         gate: the drift gate.
         timed: whether speed is measured: not on an emulated CPU.
+        work: a folder for builds of repaired candidates, which stays as long as the judgement; None
+            to repair none.
     """
 
     subject: Subject
@@ -52,6 +55,7 @@ class Session:
     gate: Gate
     serves_unmeasured: bool = False
     timed: bool = True
+    work: Path | None = None
 
     @property
     def num_threads(self) -> int:

@@ -19,6 +19,7 @@ from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.in_hand import take
 from freezer.freezing.judging.cold_start import measure_memory, measure_winner
+from freezer.freezing.judging.explanations import explain_rejected
 from freezer.freezing.judging.finalists import time_again
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
@@ -66,6 +67,7 @@ Step = Callable[[Session, Judgement], Judgement]
 
 STEPS: tuple[Step, ...] = (
     apply_gate,  # run every candidate, and compare its outputs with the reference (trials.py)
+    explain_rejected,  # and judge a repaired build in place of each (explanations.py)
     measure_memory,  # of the passing ones in fresh processes, if memory is limited (cold_start.py)
     enter_incumbent,  # let the artifact that serves now compete (incumbent.py)
     time_entrants,  # with eager, side by side, and drop payloads that gain nothing (timed_cells.py)
@@ -81,6 +83,7 @@ STEPS: tuple[Step, ...] = (
 
 _LONG: Mapping[Step, str] = {
     apply_gate: "comparing outputs with float64",
+    explain_rejected: "explaining drift, if any",
     time_entrants: "timing beside eager",
 }
 """Steps that are reported, in words."""

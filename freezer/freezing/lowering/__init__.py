@@ -20,7 +20,13 @@ from freezer.freezing.lowering import (
 from freezer.freezing.lowering.inductor import compilation
 from freezer.freezing.lowering.inductor.compilation import compiler_problem
 from freezer.freezing.lowering.inductor.objects import objects_kept_in
+from freezer.freezing.lowering.inductor.passes import (
+    passes_of,
+    run_with_outputs,
+)
 from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
+from freezer.freezing.lowering.onnx_runtime import optimized, to_onnx
+from freezer.freezing.lowering.open_vino import to_openvino
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 
@@ -30,7 +36,12 @@ __all__ = [
     "check_operators",
     "compiler_problem",
     "objects_kept_in",
+    "optimized",
+    "passes_of",
+    "run_with_outputs",
     "timed",
+    "to_onnx",
+    "to_openvino",
 ]
 
 

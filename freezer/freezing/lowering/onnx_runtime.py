@@ -65,10 +65,10 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):
-        model = _converted(captured.program)
+        model = to_onnx(captured.program)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
-        model = _optimized(
+        model = optimized(
             model,
             path.parent,
             settings,
@@ -79,7 +79,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _converted(program: torch.export.ExportedProgram) -> ModelProto:
+def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
     """The program as an ONNX ModelProto."""
     with (
         quiet("torch.onnx", "onnx_ir", "onnxscript"),
@@ -119,7 +119,7 @@ def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
             shape.dim.add().ParseFromString(dims[index])
 
 
-def _optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:
+def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:
     """The model after ONNX Runtime's optimizations that hold on every CPU."""
     import onnx
     import onnxruntime

@@ -85,7 +85,7 @@ def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
     program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
     with timed(phases_s, "convert"):
-        model = _converted(program, openvino)
+        model = to_openvino(program, openvino)
         inputs = _inputs_of(program, model)
         model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
     with timed(phases_s, "save"):
@@ -113,7 +113,7 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
     return program
 
 
-def _converted(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
+def to_openvino(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     with quiet("root"):  # the converter warns of operators that this torch lacks
         return openvino.convert_model(_without_repetitions(with_stable_forms(program)))

@@ -21,6 +21,7 @@ from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MANIFEST,
+    Explanation,
     GoldenSet,
     payload_at,
     payloads_for_threads,
@@ -116,6 +117,13 @@ def write_texts(candidate: Path, folder: Path) -> None:
         shutil.copyfile(text, folder / text.name)
 
 
+def write_explanation(explanation: Explanation, folder: Path) -> None:
+    """Write where drift enters, as text and as a plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "explained.txt").write_text(explanation.text())
+    (folder / "explained.svg").write_text(explanation.svg())
+
+
 def evidence_of(out: Path) -> Path:
     """The folder beside an artifact folder for the evidence of what was not frozen."""
     return out.with_name(f"{out.name}.evidence")
@@ -160,6 +168,9 @@ def write_refused(
         write_tables(judgement, dest)
     for recipe, build in builds.folders.items():
         write_texts(build, dest / recipe)
+    for trial in judgement.trials if judgement else ():
+        if trial.explanation is not None:
+            write_explanation(trial.explanation, dest / trial.recipe)
     if builds.errors:
         texts = [
             f"{name}\n{''.join(format_exception(error))}" for name, error in builds.errors.items()

@@ -24,6 +24,12 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+function drawn(svg) {
+  const made = element("div");
+  made.innerHTML = svg; // of our own, with escaped names
+  return made;
+}
+
 function drawing(name, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -246,6 +252,7 @@ function contest(row, detail) {
       one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup, markOf(at.clock)), at.ci ? range(markOf(at.clock), ...at.ci) : "", at.verdict] })), "Threads and sizes"));
     if (one.outputs.length) inner.push(table(["output", "input set", "#error ratio", "#max abs error", "#SQNR dB", "problem"],
       one.outputs.map((at) => ({ cells: [at.output, `${at.set_index} (${at.kind})`, short(at.error_ratio), short(at.max_abs_err), short(at.sqnr_db), at.problem] })), "Drift"));
+    if (one.explanation) inner.push(element("pre", {}, one.explanation), drawn(one.plot));
     if (one.freezing.length) inner.push(element("dl", {}, ...one.freezing.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
     if (inner.length) parts.push(element("details", open ? { open: "" } : {}, element("summary", {}, `${one.recipe}${one.how ? ` (${one.how})` : ""}: drift, sizes and what freezing did`), ...inner));
   }

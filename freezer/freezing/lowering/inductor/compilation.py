@@ -103,11 +103,11 @@ def _build(
     layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
     config = configuration(settings["inductor"], target, beside=beside)
     report = report_before(captured)
-    watched = _Watched(captured, beside=beside)
+    watched = Watched(captured, beside=beside)
     phases_s: dict[str, float] = {}
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
-            files = _compile(captured.program, target, config, cache, watched)
+            files = compile_program(captured.program, target, config, cache, watched)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
@@ -129,12 +129,12 @@ def _build(
     return Lowered(report=report, texts=texts, layouts=layouts)
 
 
-def _compile(
+def compile_program(
     program: torch.export.ExportedProgram,
     target: Target,
     config: Mapping[str, object],
     cache: Path,
-    watched: _Watched,
+    watched: Watched,
 ) -> list[Any]:
     """Freeze and compile a program; return the files to package."""
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
@@ -165,7 +165,7 @@ def _compile(
         )
 
 
-def _passes(watched: _Watched) -> dict[str, object]:
+def _passes(watched: Watched) -> dict[str, object]:
     """Further passes of Inductor over graphs: plain functions, because torch copies its
     configuration, with the owner of a method.
     """
@@ -174,17 +174,20 @@ def _passes(watched: _Watched) -> dict[str, object]:
         name_scalars(graph)
         clip_windows(graph)
 
+    def begin(graph: torch.fx.Graph) -> None:
+        watched.begin(graph)
+
     def finish(graph: torch.fx.Graph) -> None:
-        module: Any = graph.owning_module
-        watched.graph = module.print_readable(
-            print_output=False,
-            include_stride=True,
-        )
+        watched.finish(graph)
 
-    return {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
+    return {
+        "joint_custom_pre_pass": begin,
+        "joint_custom_post_pass": repair,
+        "post_grad_custom_post_pass": finish,
+    }
 
 
-class _Watched:
+class Watched:
     """Inductor's functions that freeze a program and compile its code, observed.
 
     Attributes:
@@ -209,6 +212,17 @@ class _Watched:
         owned = [tensor for tensor in self._owned if tensor.numel() > MAX_PRINTED]
         free_tensors(owned, _tensors_in(module.graph))
         return module, inputs
+
+    def begin(self, graph: torch.fx.Graph) -> None:
+        """See a graph after its decomposition, before the first pass."""
+
+    def finish(self, graph: torch.fx.Graph) -> None:
+        """See a graph after the last pass."""
+        module: Any = graph.owning_module
+        self.graph = module.print_readable(
+            print_output=False,
+            include_stride=True,
+        )
 
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""

@@ -1,0 +1,22 @@
+"""Explaining: at which stage and node the drift of a candidate enters, and what may help.
+
+May import: freezer.freezing.drift and below.
+Read first: explain.py.
+"""
+
+from freezer.freezing.explaining.engines import decomposed, names_in, run_onnx, run_openvino
+from freezer.freezing.explaining.explain import LIMIT_S, explain_drift, explain_recipe
+from freezer.freezing.explaining.values import NodeValues, Source, run_graph
+
+__all__ = [
+    "LIMIT_S",
+    "NodeValues",
+    "Source",
+    "decomposed",
+    "explain_drift",
+    "explain_recipe",
+    "names_in",
+    "run_graph",
+    "run_onnx",
+    "run_openvino",
+]

@@ -1,0 +1,147 @@
+"""Values of every node that an engine computes: ONNX Runtime and OpenVINO with added outputs,
+matched with the exported program by the names that converters keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from freezer.freezing.explaining.matching import origin_of
+from freezer.freezing.explaining.values import Source
+from freezer.runtime.loaders import import_openvino, session_options
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from openvino import Model
+
+Run = tuple[list[Tensor], dict[str, Tensor]]
+"""Outputs of a run, and values by source node."""
+
+
+@contextlib.contextmanager
+def decomposed() -> Iterator[list[ExportedProgram]]:
+    """Keep the programs that a converter decomposes, the last of which it converts."""
+    made: list[ExportedProgram] = []
+    decompose = ExportedProgram.run_decompositions
+
+    def kept(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+        made.append(decompose(program, *args, **kwargs))
+        return made[-1]
+
+    with mock.patch.object(ExportedProgram, "run_decompositions", kept):
+        yield made
+
+
+def names_in(program: ExportedProgram) -> dict[str, str]:
+    """The source node of each node of a decomposed program."""
+    origins = {node.name: origin_of(node) for node in program.graph.nodes}
+    return {name: origin for name, origin in origins.items() if origin is not None}
+
+
+def run_onnx(
+    model: ModelProto,
+    source: Source,
+    names: Mapping[str, str] | None,
+    settings: Mapping[str, Any],
+    *,
+    optimize: bool,
+) -> Run:
+    """Run an ONNX model.
+
+    Args:
+        model, source: a converted model, and the program that it was made from.
+        names: source node by name of a value, to return these values as well; None for none.
+        settings: the recipe's settings.
+        optimize: whether ONNX Runtime optimizes it as at load.
+    """
+    import onnxruntime
+    from onnx import ValueInfoProto
+
+    changed = type(model)()
+    changed.CopyFrom(model)
+    own = [output.name for output in changed.graph.output]
+    made = [name for node in changed.graph.node for name in node.output]
+    more = [name for name in made if name in (names or {}) and name not in own]
+    changed.graph.output.extend(ValueInfoProto(name=name) for name in more)
+    options = session_options(settings, torch.get_num_threads())
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        changed.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    inputs = [port.name for port in session.get_inputs()]
+    arrays = [tensor.numpy() for tensor in source.inputs]
+    results = list(
+        map(torch.from_numpy, session.run(None, dict(zip(inputs, arrays, strict=False))))
+    )
+    named = dict(zip([*own, *more], results, strict=True))
+    ordered = {name: named[name] for name in made if name in named}
+    return results[: len(own)], _by_source(source, names or {}, ordered)
+
+
+def run_openvino(
+    model: Model,
+    source: Source,
+    names: Mapping[str, str] | None,
+    settings: Mapping[str, Any],
+) -> Run:
+    """Run an OpenVINO model; see `run_onnx`.
+
+    Added outputs prevent fusions. Where that removes the error, no values are returned.
+    """
+    openvino = import_openvino("this explanation needs OpenVINO")
+    core, config = openvino.Core(), dict(settings["openvino"])
+    if names is None:
+        return _called(model, core.compile_model(model, "CPU", config), source, {})
+    changed = model.clone()
+    for op in changed.get_ordered_ops():
+        if op.get_type_name() not in ("Result", "Parameter", "Constant"):
+            changed.add_outputs([port for port in op.outputs() if known_names(port, names)])
+    outputs, values = _called(model, core.compile_model(changed, "CPU", config), source, names)
+    return outputs, values if source.fails(outputs) else {}
+
+
+def _called(model: Model, compiled: Any, source: Source, names: Mapping[str, str]) -> Run:
+    """Call a compiled model, and read those of its outputs that are the model's, or have names."""
+    signature = list(source.signature_inputs)
+    feeds = {}
+    for port in compiled.inputs:
+        [name] = port.get_names() & set(signature)
+        feeds[port] = source.inputs[signature.index(name)].numpy()
+    request = compiled.create_infer_request()
+    request.infer(feeds)
+    tensors = []
+    named: dict[str, Tensor] = {}
+    for index, port in enumerate(compiled.outputs):
+        tensors.append(torch.from_numpy(request.get_output_tensor(index).data.copy()))
+        for name in known_names(port, names or {}):
+            named[name] = tensors[-1]
+    ordered = {name: named[name] for name in names or () if name in named}
+    return tensors[: len(model.outputs)], _by_source(source, names or {}, ordered)
+
+
+def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
+    """The names of a port that are those of nodes, without the index that OpenVINO adds."""
+    plain = [name.partition(":")[0] for name in port.get_names()]
+    return [name for name in plain if name in names]
+
+
+def _by_source(
+    source: Source, names: Mapping[str, str], values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Values by source node: of several the last one of its shape."""
+    found = {}
+    for name, value in values.items():
+        origin = names.get(name)
+        if origin in source.eager and source.eager[origin].shape == value.shape:
+            found[origin] = value
+    return found

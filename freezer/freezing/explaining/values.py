@@ -1,0 +1,217 @@
+"""Values of every node of a graph: the reference in float64, eager's, and a candidate's; and the
+errors of a candidate at each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter, Node
+
+from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
+from freezer.compare import OutputError, Sums, distances, judge_rmse
+from freezer.compare.tensor_values import comparable, in_double, values_of
+from freezer.freezing.capture import copy_of
+from freezer.freezing.diagnostics import line_of_stack
+from freezer.freezing.drift import Widening, own_dtype, widening
+
+ROUNDING = 3.0
+"""Error ratio that other orders of the same operations may have: the default of the drift gate."""
+
+NodeValues = Mapping[str, Tensor]
+"""Tensors by the name of their node in the source graph."""
+
+
+class _Recorder(Interpreter):
+    """Runs a graph, and records the tensors of its operators.
+
+    Attributes:
+        values: copies of the tensors that operators returned, by node.
+    """
+
+    def __init__(self, graph: GraphModule, replaced: NodeValues) -> None:
+        super().__init__(graph)
+        self.values: dict[str, Tensor] = {}
+        self._replaced = replaced
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node; a replaced one passes the given value on, in its own dtype and layout."""
+        value = super().run_node(n)
+        if n.op in ("placeholder", "get_attr", "output") or not isinstance(value, Tensor):
+            return value
+        if value.layout is not torch.strided:
+            return value
+        self.values[n.name] = value.detach().clone()
+        given = self._replaced.get(n.name)
+        if given is None or given.shape != value.shape:
+            return value
+        return torch.empty_like(value).copy_(given)
+
+
+def run_graph(
+    graph: GraphModule,
+    inputs: Sequence[Tensor],
+    replaced: NodeValues | None = None,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Run a graph in Python.
+
+    Args:
+        graph: takes the inputs in order.
+        inputs: its inputs, which are copied.
+        replaced: values that nodes pass on instead of their own.
+
+    Returns:
+        Its output tensors, and the tensor of every operator by node.
+    """
+    recorder = _Recorder(graph, replaced or {})
+    with torch.no_grad():
+        outputs = recorder.run(*(tensor.clone() for tensor in inputs))
+    flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    return [value.detach().clone() for value in flat if isinstance(value, Tensor)], recorder.values
+
+
+class Source:
+    """An exported program for one input set, with the reference and eager's value of every node.
+
+    Attributes:
+        graph: the program as a graph with its weights.
+        inputs, signature_inputs: the input tensors in order, and their names in the program.
+        exact, eager: value of every operator in float64, and in eager's precision.
+        exact_outputs, eager_outputs: outputs of both.
+    """
+
+    def __init__(self, program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
+        for node in program.graph.nodes:
+            node.meta.pop("from_node", None)  # of an earlier program
+        graph = program.module(check_guards=False)
+        assert isinstance(graph, GraphModule)
+        self.graph = graph
+        self.inputs = list(inputs)
+        self.signature_inputs = list(map(str, program.graph_signature.user_inputs))
+        self._mode = Widening(own_dtype(graph, [tensor.dtype for tensor in inputs]))
+        wide = copy_of(graph).double()
+        assert isinstance(wide, GraphModule)
+        self._wide = wide
+        self._mode.widen_attributes(wide)
+        self.eager_outputs, self.eager = run_graph(graph, inputs)
+        self.exact_outputs, self.exact = self._in_double({})
+
+    def _in_double(self, replaced: NodeValues) -> tuple[list[Tensor], dict[str, Tensor]]:
+        wide = [in_double(each) if comparable(each) else each for each in self.inputs]
+        with widening(self._mode):
+            return run_graph(self._wide, wide, replaced)
+
+    def exact_after(self, values: NodeValues) -> dict[str, Tensor]:
+        """What each operator gives in float64 for a candidate's values of its operands."""
+        _, exact = self._in_double(values)
+        return exact
+
+    def scores(
+        self,
+        accumulated: NodeValues,
+        local: NodeValues | None = None,
+    ) -> tuple[NodeScore, ...]:
+        """The errors of a candidate at each node that it has.
+
+        Args:
+            accumulated: a candidate's values in its own stream, from the same inputs.
+            local: its operators' results for the reference's values of their operands. By default
+                each value is compared with what the operator gives in float64 for the candidate's
+                own operands, which needs no further run of the candidate.
+
+        Returns:
+            The scores in the order of the graph.
+        """
+        after = self.exact_after(accumulated) if local is None else {}
+        scores = []
+        for node in self.graph.graph.nodes:
+            value = accumulated.get(node.name)
+            if value is None or node.name not in self.eager:
+                continue
+            exact, eager = self.exact[node.name], self.eager[node.name]
+            alone = value if local is None else local.get(node.name, value)
+            total = error_of(exact, eager, value)
+            scores.append(score(node, error_of(exact, eager, alone, after.get(node.name)), total))
+        return tuple(scores)
+
+    def fails(self, outputs: Sequence[Tensor]) -> bool:
+        """Whether outputs are further from the reference than eager's by more than rounding."""
+        answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
+        return any(error_of(r, e, c, limit=ROUNDING).excess > 1 for r, e, c in answers)
+
+
+def score(node: Node, local: Error, accumulated: Error) -> NodeScore:
+    """The score of a node of the exported program."""
+    return NodeScore(
+        node=node.name,
+        operator=str(node.target),
+        module=module_of(node),
+        line=line_of_stack(node.stack_trace),
+        local=local,
+        accumulated=accumulated,
+    )
+
+
+def module_of(node: Node) -> str:
+    """Path of the module that calls a node's operator, in the source model."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("model.") if path != "model" else ""
+
+
+def error_of(
+    exact: Tensor,
+    eager: Tensor,
+    value: Tensor,
+    target: Tensor | None = None,
+    *,
+    limit: float = ROUNDING,
+) -> Error:
+    """The error of a candidate's tensor.
+
+    Args:
+        exact, eager: the reference's and eager's value.
+        value: the candidate's.
+        target: what it should be instead of `exact`; eager's error counts all the same.
+        limit: largest error ratio that passes.
+    """
+    expected = exact if target is None else target
+    if value.shape != eager.shape or expected.shape != eager.shape:
+        return WRONG
+    if not comparable(eager):
+        same = torch.equal(value.to(eager.dtype), eager)
+        return NO_ERROR if same else WRONG
+    if not torch.equal(value.isfinite(), eager.isfinite()):
+        return WRONG
+    native = _total(distances(values_of(in_double(exact)), values_of(in_double(eager))))
+    sums = _total(distances(values_of(in_double(expected)), values_of(in_double(value))))
+    error = OutputError(
+        rmse=sums.rmse,
+        native_rmse=native.rmse,
+        rms=sums.rms,
+        dtype=str(eager.dtype).removeprefix("torch."),
+        num_elements=eager.numel(),
+    )
+    ratio, bound = judge_rmse(error, limit)
+    return Error(
+        relative=_quotient(sums.rmse, sums.rms),
+        ratio=min(ratio, MOST),
+        excess=_quotient(sums.rmse, bound),
+    )
+
+
+def _total(groups: Sequence[Sums]) -> Sums:
+    total = Sums()
+    for sums in groups:
+        total.include(sums)
+    return total
+
+
+def _quotient(error: float, unit: float) -> float:
+    if error == 0:
+        return 0.0
+    return min(error / unit, MOST) if unit > 0 else MOST

@@ -1,0 +1,173 @@
+"""Explanations of drift: planted faults, the fold of a batch norm, and what users get of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact import Explanation
+from freezer.codec import decode, encode
+from freezer.freezing.drift import run_reference
+from freezer.freezing.explaining import Source, explain_recipe, run_graph
+from freezer.freezing.freeze import freeze
+from tests.support.planted_faults import FAULTS, Fault, explanation_of, near_constant, pixels
+from tests.support.steps import QUICK_OPTIONS, captured_by, subject_of, target_of
+
+_QUICK = [
+    next(fault for fault in FAULTS if words in str(fault))
+    for words in (
+        "tabular: linear: wrong constant",
+        "listening: tanh: reduced precision",
+        "segmenting: group_norm: wrong epsilon",
+        "squash: wrong kernel",
+        "segmenting: cat: swapped inputs Concat",
+        "convolutional: batch_norm: wrong constant Convolution",
+    )
+]
+
+
+@pytest.mark.parametrize("fault", _QUICK, ids=str)
+def test_a_planted_fault_is_located(fault: Fault) -> None:
+    explanation = explanation_of(fault)
+    assert explanation.fails
+    assert explanation.guilty is not None
+    assert explanation.guilty.node == fault.node
+    assert explanation.num_builds <= 4
+    assert explanation.guilty.local.excess > 1
+    before = [score for score in explanation.stages if score.stage != explanation.stage]
+    assert all(score.error.excess <= 1 for score in before)
+
+
+@pytest.mark.slow
+def test_planted_faults_are_located() -> None:
+    found = Counter[bool]()
+    times = []
+    for fault in FAULTS:
+        explanation = explanation_of(fault)
+        guilty = explanation.guilty
+        found[explanation.fails and guilty is not None and guilty.node == fault.node] += 1
+        times.append(explanation.wall_s)
+        assert explanation.num_builds <= 4
+    assert len(FAULTS) >= 50
+    assert len({fault.model for fault in FAULTS}) >= 8
+    assert found[False] <= 2
+    assert sorted(times)[len(times) // 2] < 60
+
+
+def _explained(recipe: str, reproduction: Path | None = None) -> Explanation:
+    subject = subject_of(near_constant(), {"x": pixels()})
+    call = run_reference(subject).singles[0]
+    target = target_of(subject, recipe, torch.get_num_threads())
+    return explain_recipe(subject, recipe, target, call, reproduction=reproduction)
+
+
+@pytest.mark.parametrize("recipe", ["openvino", "inductor-frozen"])
+def test_a_bad_fold_is_located(recipe: str) -> None:
+    explanation = _explained(recipe)
+    assert explanation.fails
+    assert explanation.guilty is not None
+    assert explanation.guilty.node == "batch_norm"
+    assert explanation.guilty.module == "norm"
+    assert "planted_faults.py" in str(explanation.guilty.line)
+    assert explanation.repair == "apart"
+    record = decode(Explanation, encode(explanation), origin="a test")
+    assert record == explanation
+    assert "batch_norm" in record.svg()
+
+
+def test_without_the_fold_it_is_published(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, recipes=("openvino",))
+    result = freeze(
+        near_constant(),
+        {"x": pixels()},
+        out=tmp_path / "out",
+        samples=[{"x": pixels(2)}],
+        options=options,
+    )
+    assert result.verdict == "published"
+    assert result.artifact is not None
+    manifest = result.artifact.manifest
+    assert manifest.recipe.settings["node_repairs"] == {"batch_norm": "apart"}
+    assert any("batch_norm" in warning for warning in manifest.freezing.warnings)
+
+
+def test_a_rejection_names_the_place(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, recipes=("torchscript-frozen",))
+    result = freeze(
+        near_constant(),
+        {"x": pixels()},
+        out=tmp_path / "out",
+        samples=[{"x": pixels(2)}],
+        options=options,
+    )
+    assert result.verdict == "rejected"
+    assert "'optimize_numerics'" in result.reason
+    assert result.judgement is not None
+    explanation = result.judgement.trials[0].explanation
+    assert explanation is not None
+    assert explanation.stage == "optimize_numerics"
+    assert result.evidence is not None
+    [text] = result.evidence.rglob("explained.txt")
+    assert text.read_text() == explanation.text()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["openvino", "onnxruntime", pytest.param("inductor-frozen", marks=pytest.mark.slow)],
+)
+def test_the_reproduction_fails_alone(recipe: str, tmp_path: Path) -> None:
+    """The file is not named as an engine, which it would shadow."""
+    file = tmp_path / "reproduce.py"
+    _explained(recipe, file)
+    text = file.read_text()
+    assert len(text.splitlines()) <= 60
+    assert "freezer" not in text
+    command = [sys.executable, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
+
+
+def test_a_wrong_capture_is_located() -> None:
+    class Branching(nn.Module):
+        """Takes another branch where torch exports it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Part(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.last(self.first(x))
+            return result
+
+    class Part(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if torch.compiler.is_exporting() else x
+
+    subject = subject_of(Branching(), {"x": torch.ones(2, 4)})
+    call = run_reference(subject).singles[0]
+    target = target_of(subject, "openvino", torch.get_num_threads())
+    explanation = explain_recipe(subject, "openvino", target, call)
+    assert explanation.stage == "capture"
+    assert explanation.guilty is not None
+    assert explanation.guilty.module == "first"
+
+
+def test_scores_of_lower_precision_rank_nodes() -> None:
+    """A layer in bfloat16 has the largest local error of a table that other searches use."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    subject = subject_of(model, {"input": torch.ones(2, 8)})
+    program = captured_by(subject, "export").program
+    source = Source(program, list(subject.sets[0].tensors.values()))
+    half = run_graph(source.graph, source.inputs)[1]
+    half["linear_1"] = half["linear_1"].bfloat16().float()
+    scores = source.scores(half)
+    assert max(scores, key=lambda score: score.local.relative).node == "linear_1"
+    assert [score.node for score in scores] == ["linear", "relu", "linear_1"]
