@@ -14,8 +14,11 @@ from freezer.artifact.description import (
     frozen_code,
     manifest_markdown,
     size_text,
+    verdict_of,
+    with_accuracy,
 )
 from freezer.artifact.folder import (
+    GOLDEN_EAGER,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MANIFEST,
@@ -73,6 +76,7 @@ from freezer.artifact.payload_selection import (
 )
 from freezer.artifact.sections import (
     NOT_TRIED,
+    AccuracyRecord,
     CandidateRecord,
     Change,
     DriftRecord,
@@ -108,6 +112,7 @@ __all__ = [
     "ERROR_RATIO",
     "FORMAT_VERSION",
     "FREEZING",
+    "GOLDEN_EAGER",
     "GOLDEN_INPUTS",
     "GOLDEN_OUTPUTS",
     "MANIFEST",
@@ -121,6 +126,7 @@ __all__ = [
     "NOT_TRIED",
     "SIGNATURE",
     "UNMEASURED",
+    "AccuracyRecord",
     "Artifact",
     "CandidateRecord",
     "Change",
@@ -182,7 +188,9 @@ __all__ = [
     "stored_as_captured",
     "thread_counts_of",
     "torch_folder",
+    "verdict_of",
     "version_tuple",
+    "with_accuracy",
     "without_specialized",
     "write_artifact",
 ]

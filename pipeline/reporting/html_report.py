@@ -186,7 +186,9 @@ def _candidate(report: CandidateReport) -> Json:
         "build_s": report.build_s,
         "points": [_point(point) for point in report.points],
         "outputs": [encode(output) for output in report.outputs],
-        "freezing": list(describe_freezing(report.freezing, report.tried)),
+        "freezing": list(
+            describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
+        ),
     }
 
 
