@@ -18,6 +18,7 @@ DATA = Path(__file__).parent / "data"
 DIGITS_WEIGHTS = DATA / "digits.safetensors"
 DIGITS_SAMPLES = DATA / "digits_samples.safetensors"
 DIGITS_TEST = DATA / "digits_test.safetensors"
+DIGITS_HELD_OUT = DATA / "digits_held_out.safetensors"
 VAD = DATA / "vad.jit"
 
 TEST_BATCH = 64

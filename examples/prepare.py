@@ -4,6 +4,7 @@ existing files are kept.
 data/digits.safetensors          weights of a convnet, trained here on scikit-learn's bundled digits
 data/digits_samples.safetensors   real inputs for freezing it, `<index>/image`
 data/digits_test.safetensors      images and labels of the test split, for the task metric
+data/digits_held_out.safetensors  the same in sets, `<index>/image`, `<index>/label`
 data/vad.jit                      a TorchScript file with a branch on a number
 
 `python -m examples.prepare zoo broken` also makes the files of these catalogs (zoo_files.py,
@@ -27,6 +28,7 @@ from torch.nn import functional
 
 from examples.models import (
     DATA,
+    DIGITS_HELD_OUT,
     DIGITS_SAMPLES,
     DIGITS_TEST,
     DIGITS_WEIGHTS,
@@ -103,6 +105,7 @@ def _makers(catalogs: Sequence[str]) -> dict[str, Maker]:
         DIGITS_WEIGHTS.name: write_digits_weights,
         DIGITS_SAMPLES.name: write_digits_samples,
         DIGITS_TEST.name: write_digits_test,
+        DIGITS_HELD_OUT.name: write_digits_held_out,
         VAD.name: write_vad,
     }
     if "zoo" in catalogs:
@@ -165,6 +168,17 @@ def write_digits_test(path: Path) -> str:
     split = digits_split()
     safetensors.torch.save_file({"images": split.test_images, "labels": split.test_labels}, path)
     return f"{len(split.test_labels)} images with their labels"
+
+
+def write_digits_held_out(path: Path) -> str:
+    """Write the test split in sets of images with their labels."""
+    split = digits_split()
+    sets: dict[str, Tensor] = {}
+    pairs = zip(split.test_images.split(60), split.test_labels.split(60), strict=True)
+    for index, (images, labels) in enumerate(pairs):
+        sets |= {f"{index}/image": images.clone(), f"{index}/label": labels.clone()}
+    safetensors.torch.save_file(sets, path)
+    return f"{len(split.test_labels)} images with their labels, in {len(sets) // 2} sets"
 
 
 def write_vad(path: Path) -> str:

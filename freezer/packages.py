@@ -8,12 +8,14 @@ import shlex
 
 LEAST = {
     "cryptography": "44",
+    "nncf": "3.4",
     "onnx": "1.19",
     "onnxruntime": "1.20",
     "onnxscript": "0.5",
     "openvino": "2025.0",
     "pyarrow": "18",
     "requests": "2.32",
+    "torchao": "0.18",
     "transformers": "4.56",
 }
 """The oldest versions that Coldpress works with, as in pyproject.toml."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from freezer.errors import UsageError, without_credentials
-from freezer.freezing.recipes import select
+from freezer.freezing.choices import select
 from freezer.hardware import device_class
 from freezer.spec import SamplingPolicy
 from pipeline.catalog import PYTHON, CatalogEntry, is_registry

@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from freezer.errors import CatalogError, InfrastructureError
-from freezer.hardware import auto_classes, detect
+from freezer.hardware import AUTO_PRECISE, detect
 from freezer.store import WORK, Store
 from pipeline.campaign import Campaign
 from pipeline.catalog import (
@@ -77,9 +77,13 @@ class Work:
 
     def classes(self, config: Config) -> set[str]:
         """The requested classes, also `auto`."""
-        return set(config.device_classes) or {
-            name for entry in self.entries for name in entry.device_classes
-        }
+        requested = set(config.device_classes)
+        for entry in self.entries:
+            own = config.device_classes or entry.device_classes
+            requested.update(own)
+            if entry.precision and "auto" in own:
+                requested.add(AUTO_PRECISE)
+        return requested
 
 
 def run(config: Config, display: Display | None = None) -> CampaignReport:
@@ -155,7 +159,7 @@ def explain(config: Config, display: Display) -> None:
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
             facts = facts_here(work.entries, work.classes(config), note)
-            workers = facts, auto_classes(detect().classes)
+            workers = facts, [detect().classes]
         plan, skipped = _plan(config, work, ledger, continued, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
         for line in plan.notes:
@@ -263,12 +267,12 @@ def _assembled(
             yield fleet
 
 
-Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
-"""The facts of each class, and the classes that `auto` means."""
+Workers = tuple[Mapping[str, ClassFacts], Sequence[Sequence[str]]]
+"""The facts of each class, and the classes of each node."""
 
 
 def _workers(fleet: Fleet) -> Workers:
-    return fleet.facts(), auto_classes_of([node.classes for node in fleet.nodes])
+    return fleet.facts(), [node.classes for node in fleet.nodes]
 
 
 def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
@@ -296,14 +300,13 @@ def _plan_without_ray(
     known = with_memory_here(recorded)
     if joined_address(config.address) or not set(known) <= set(served):
         return None
-    auto = auto_classes(served)
     try:
         # First with the facts of the last campaign: finding today's takes seconds.
-        planned = _plan(config, work, ledger, continued, (known, auto))
+        planned = _plan(config, work, ledger, continued, (known, [served]))
         if planned[0].is_finished:
             facts = facts_here(work.entries, work.classes(config), lambda _: None)
             if facts != known:
-                planned = _plan(config, work, ledger, continued, (facts, auto))
+                planned = _plan(config, work, ledger, continued, (facts, [served]))
     except (InfrastructureError, RuntimeError):  # a start of Ray reports it
         return None
     return planned if planned[0].is_finished else None
@@ -317,11 +320,12 @@ def _plan(
     workers: Workers,
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
-    facts, auto = workers
+    facts, nodes = workers
     request = PlanRequest(
         entries=work.entries,
         facts=facts,
-        auto=auto,
+        auto=auto_classes_of(nodes),
+        auto_precise=auto_classes_of(nodes, precise=True),
         device_classes=config.device_classes,
         recipes=config.recipes,
         policy=config.policy,

@@ -14,6 +14,8 @@ from freezer.artifact.description import (
     frozen_code,
     manifest_markdown,
     size_text,
+    verdict_of,
+    with_accuracy,
 )
 from freezer.artifact.explanation import (
     MOST,
@@ -26,6 +28,7 @@ from freezer.artifact.explanation import (
     StageScore,
 )
 from freezer.artifact.folder import (
+    GOLDEN_EAGER,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MANIFEST,
@@ -83,6 +86,7 @@ from freezer.artifact.payload_selection import (
 )
 from freezer.artifact.sections import (
     NOT_TRIED,
+    AccuracyRecord,
     CandidateRecord,
     Change,
     DriftRecord,
@@ -121,6 +125,7 @@ __all__ = [
     "ERROR_RATIO",
     "FORMAT_VERSION",
     "FREEZING",
+    "GOLDEN_EAGER",
     "GOLDEN_INPUTS",
     "GOLDEN_OUTPUTS",
     "MANIFEST",
@@ -140,6 +145,7 @@ __all__ = [
     "SIGNATURE",
     "UNMEASURED",
     "WRONG",
+    "AccuracyRecord",
     "Artifact",
     "CandidateRecord",
     "Change",
@@ -206,7 +212,9 @@ __all__ = [
     "stored_as_captured",
     "thread_counts_of",
     "torch_folder",
+    "verdict_of",
     "version_tuple",
+    "with_accuracy",
     "without_specialized",
     "write_artifact",
 ]

@@ -13,13 +13,14 @@ from freezer.artifact.latency import ERROR_RATIO, LatencyRecord, PointFigures, p
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import (
     NOT_TRIED,
+    AccuracyRecord,
     CandidateRecord,
     FreezingRecord,
     FreezingReport,
 )
 from freezer.errors import NotPublishedError
 from freezer.hardware import PORTABLE
-from freezer.spec import CLOCKS, MARKS, Clock
+from freezer.spec import CLOCKS, MARKS, Clock, text_of
 
 FREEZING = "freezing.md"
 """File name of the page."""
@@ -57,9 +58,20 @@ def describe(
         yield "speed", CLOCKS["none"]
     for dropped in manifest.freezing.dropped:
         yield "left out", f"{dropped.payload}: {dropped.reason}"
-    yield from describe_freezing(manifest.freezing, manifest.recipe.tried, _clock(manifest))
+    clock, tried = _clock(manifest), manifest.recipe.tried
+    yield from describe_freezing(manifest.freezing, tried, clock, manifest.accuracy)
     yield "made with", _joined(manifest.toolchain)
     yield "source", str(manifest.provenance.get("source", "unknown"))
+
+
+def _accuracy(record: AccuracyRecord) -> Iterator[_Row]:
+    yield "precision", str(record)
+    sure = f"{record.confidence:.0%} sure, one-sided, for {record.num_candidates} candidates"
+    yield "budget", f"{_joined(record.budget)} ({sure})"
+    measured = ", ".join(text_of(name, value) for name, value in record.measured.items())
+    yield "measured", f"{measured}, on {record.samples['judged']} held-out samples"
+    origin = record.digest or "generated"
+    yield "samples", f"{_joined(record.samples)}, split by seed {record.seed}: {origin}"
 
 
 def _identity(
@@ -74,7 +86,7 @@ def _identity(
     why = f"by {manifest.gate.objective}" if manifest.latency else "by drift alone"
     if is_fallback:
         why = "the fallback of all machines"
-    yield "verdict", f"{manifest.verdict}, {why}"
+    yield "verdict", f"{verdict_of(manifest)}, {why}"
     host = manifest.provenance.get("host", {})
     if is_fallback and "machine" in host:
         yield "proven on", ", ".join([host["machine"], *host.get("others", ())])
@@ -131,12 +143,30 @@ def _speed(
     return ", ".join(parts) or "not measured"
 
 
+def verdict_of(manifest: Manifest) -> str:
+    """The verdict, with what a lower precision costs: `published (int8, agreement at least
+    99.2%)`.
+    """
+    return with_accuracy(manifest.verdict, manifest.accuracy)
+
+
+def with_accuracy(verdict: str, accuracy: AccuracyRecord | None) -> str:
+    """A verdict with what a lower precision costs."""
+    is_lower = accuracy is not None and verdict == "published"
+    return f"{verdict} ({accuracy})" if is_lower else verdict
+
+
 def describe_freezing(
     freezing: FreezingRecord,
     tried: Sequence[Mapping[str, str]],
     clock: Clock = "wall",
+    accuracy: AccuracyRecord | None = None,
 ) -> Iterator[_Row]:
-    """Rows about a freeze and its attempts; `clock` measured the candidates that did not win."""
+    """Rows about a freeze and its attempts, and what a lower precision costs; `clock` measured the
+    candidates that did not win.
+    """
+    if accuracy is not None:
+        yield from _accuracy(accuracy)
     for attempt in tried:
         outcome = attempt.get("outcome", "unknown")
         if not outcome.startswith(NOT_TRIED):
@@ -176,6 +206,11 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
     before, after = Counter(report.ops_before), Counter(report.ops_after)
     kinds = [_change(kind, before[kind], after[kind]) for kind, _ in (before | after).most_common()]
     yield "operators", f"{before.total()} -> {after.total()}: {_listed(kinds)}"
+    if report.precisions:
+        counts = ", ".join(f"{num} in {name}" for name, num in report.precisions.items())
+        yield "products", f"{counts} (convolutions and matrix products)"
+    for kept in report.kept_exact:
+        yield "kept exact", f"{kept.name}: {kept.reason}"
     if report.changes:
         changes = [f"{change.name} {change.count} {change.note}" for change in report.changes]
         yield "done", "; ".join(map(str.rstrip, changes))
@@ -216,6 +251,7 @@ def freezing_markdown(
     tried: Sequence[Mapping[str, str]],
     freezing: FreezingRecord,
     clock: Clock = "wall",
+    accuracy: AccuracyRecord | None = None,
 ) -> str:
     """The page of one candidate, as Markdown.
 
@@ -224,10 +260,10 @@ def freezing_markdown(
         verdict: verdict of the candidate, in a sentence.
         tried: the attempts, in order.
         freezing: what freezing did.
-        clock: see `describe_freezing`.
+        clock, accuracy: see `describe_freezing`.
     """
     lines = [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|"]
-    for name, value in describe_freezing(freezing, tried, clock):
+    for name, value in describe_freezing(freezing, tried, clock, accuracy):
         words = value.replace("|", "\\|").split()
         lines.append(f"| {name} | {' '.join(words)} |")
     lines.append("")
@@ -246,6 +282,7 @@ def manifest_markdown(manifest: Manifest) -> str | None:
         tried=manifest.recipe.tried,
         freezing=manifest.freezing,
         clock=_clock(manifest),
+        accuracy=manifest.accuracy,
     )
 
 

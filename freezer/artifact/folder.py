@@ -30,6 +30,8 @@ from freezer.files import (
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
+GOLDEN_EAGER = "golden/eager.safetensors"
+"""Eager's answers on the samples that a lower precision was judged on."""
 GOLDEN_OUTPUTS = "golden/outputs.safetensors"
 
 MEDIA_MANIFEST = "application/vnd.coldpress.manifest.v1+json"

@@ -17,7 +17,14 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from freezer.artifact.latency import LatencyRecord, PointFigures
-from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
+from freezer.artifact.sections import (
+    AccuracyRecord,
+    DriftRecord,
+    FreezingRecord,
+    GateRecord,
+    Needs,
+    RecipeRecord,
+)
 from freezer.codec import OMIT_DEFAULT, decode, encode, keyed_by, read_json
 from freezer.errors import IntegrityError
 from freezer.files import check_digest
@@ -141,6 +148,7 @@ class Manifest:
         stateful: whether calls change the results of later calls.
         toolchain: versions of the tools that made it.
         provenance: source, weights digest, campaign, host.
+        accuracy: what a lower precision costs; None for float32.
         fallback: read from manifests of earlier releases, never written.
         version: the version that first published it; None if never published.
     """
@@ -164,6 +172,7 @@ class Manifest:
     latency: LatencyRecord | None
     provenance: Mapping[str, Any]
     freezing: FreezingRecord = field(default_factory=FreezingRecord)
+    accuracy: AccuracyRecord | None = field(default=None, metadata=OMIT_DEFAULT)
     fallback: Fallback | None = field(default=None, metadata=OMIT_DEFAULT)
     version: int | None = None
     format_version: int = FORMAT_VERSION

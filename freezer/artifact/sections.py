@@ -17,6 +17,7 @@ from typing import Any, Literal
 from freezer.artifact.latency import MeasuredDrift
 from freezer.codec import OMIT_DEFAULT, stored_as
 from freezer.hardware import CudaNeeds
+from freezer.spec import FLOAT32, text_of
 
 _MAX_LISTED = 100
 """Longest list of names or reasons in a manifest."""
@@ -75,6 +76,9 @@ class FreezingReport:
             architecture lack.
         instructions_of: device class that they were checked against; empty without machine code.
         notes: further remarks, one sentence each.
+        precisions: of a recipe of lower precision, number of convolutions and matrix products by
+            the precision that they run in.
+        kept_exact: those that stay in floating point, and why.
     """
 
     ops_before: Mapping[str, int] = field(default_factory=dict)
@@ -95,12 +99,14 @@ class FreezingReport:
     instructions: Mapping[str, int] = field(default_factory=dict)
     instructions_of: str = ""
     notes: tuple[str, ...] = ()
+    precisions: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    kept_exact: tuple[KeptTensor, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
         cut: dict[str, Any] = {}
         notes = list(self.notes)
-        for name in ("constants", "kept", "unused", "preserved", "guards"):
+        for name in ("constants", "kept", "unused", "preserved", "guards", "kept_exact"):
             items = getattr(self, name)
             cut[name] = items[:max_listed]
             if len(items) > max_listed:
@@ -146,6 +152,7 @@ class RecipeRecord:
         tried: payload, capture, lowering and outcome of each attempt, in order.
         preserve: names of attributes and methods that the frozen model keeps.
         reset: name of the method that resets a stateful model.
+        precision: what its kernels compute in.
     """
 
     name: str
@@ -155,6 +162,7 @@ class RecipeRecord:
     tried: tuple[Mapping[str, str], ...] = ()
     preserve: tuple[str, ...] = ()
     reset: str | None = None
+    precision: str = field(default=FLOAT32, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +188,39 @@ class GateRecord:
     error_ratio_max: float
     speedup_min: float
     objective: str = field(default="p50", metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccuracyRecord:
+    """What a lower precision costs, judged on samples that neither calibration nor search saw.
+
+    Attributes:
+        precision: of the recipe.
+        budget: the limits, by name.
+        metric: `MODULE:FUNCTION` of the metric.
+        labels: name of the labels in the file of samples.
+        measured: value of each measure on the judged samples; of the metric, its drop.
+        bounds: what holds with `confidence`, one-sided, for all `num_candidates` together.
+        samples: number of samples of each part.
+        seed: of the split.
+        digest: of the file of samples; empty for generated ones.
+    """
+
+    precision: str
+    budget: Mapping[str, float]
+    metric: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    labels: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    measured: Mapping[str, float]
+    bounds: Mapping[str, float]
+    confidence: float
+    num_candidates: int
+    samples: Mapping[str, int]
+    seed: int
+    digest: str
+
+    def __str__(self) -> str:
+        words = [text_of(name, value, bound=True) for name, value in self.bounds.items()]
+        return ", ".join([self.precision, *words])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,12 +38,14 @@ from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
 from freezer.hardware import DEVICE_CLASSES, detect
+from freezer.spec import text_of
 from freezer.store import Store
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from freezer.runtime.frozen_model import FrozenModel
+    from freezer.serving.verify import Verification
 
 
 NUM_VALUES = 4
@@ -58,6 +60,9 @@ def verify(
     speed: Annotated[
         bool, typer.Option("--speed", help="Also compare its speed with the portable artifact's.")
     ] = False,
+    samples: Annotated[
+        Path | None, typer.Option(help="Samples of a lower precision: judge its budget again here.")
+    ] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
     min_version: MinVersionOption = 0,
@@ -65,30 +70,40 @@ def verify(
     """Verify every digest, and run the golden inputs on this machine."""
     from freezer.serving.verify import verify as verify_here
 
+    sys.path.append(str(Path.cwd()))  # of the metric of a budget
     verification = verify_here(
         reference,
         store=store,
         device_class=device_class_,
         threads=threads,
         speed=speed,
+        samples=samples,
         device=device,
         trusted_keys=key or (),
         min_version=min_version,
     )
     for refusal in verification.ladder:
         say(f"skipped {refusal}")
-    rows = table("golden set", "output", "error ratio", "max abs err")
-    for figure in verification.figures:
-        ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
-        rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
-    console.print(rows, markup=False, highlight=False)
-    say(f"error ratio: {ERROR_RATIO}", "dim")
+    _print_figures(verification)
     say(
         f"{reference}: {verification.num_files} files match their digests, and"
         f" {verification.device_class} gives the golden outputs here"
     )
     if speed:
         say(f"speed: {verification.speed or 'not compared, portable itself serves here'}")
+
+
+def _print_figures(verification: Verification) -> None:
+    """Print the figures of the canary and of the budget."""
+    rows = table("golden set", "output", "error ratio", "max abs err")
+    for figure in verification.figures:
+        ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
+        rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
+    console.print(rows, markup=False, highlight=False)
+    say(f"error ratio: {ERROR_RATIO}", "dim")
+    if verification.accuracy is not None:
+        bounds = verification.accuracy.bounds.items()
+        say(f"budget kept: {', '.join(text_of(name, value, bound=True) for name, value in bounds)}")
 
 
 def inspect(

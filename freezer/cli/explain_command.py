@@ -113,11 +113,11 @@ def _explained(
     out: Path | None,
 ) -> Iterator[Explanation]:
     """Explain each recipe, with the first input set."""
+    from freezer.freezing.choices import select
     from freezer.freezing.drift import run_reference
     from freezer.freezing.environment import installed_versions
     from freezer.freezing.explaining import explain_recipe
     from freezer.freezing.freeze import FreezeOptions, freeze_target, load_subject
-    from freezer.freezing.recipes import select
     from freezer.freezing.sources import fetched
     from freezer.freezing.target import resolve_device
 

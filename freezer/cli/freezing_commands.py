@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from freezer.artifact import with_accuracy
 from freezer.cli.arguments import (
     ClassOption,
     NoiseOption,
@@ -24,7 +25,16 @@ from freezer.cli.arguments import (
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import scratch_folder
 from freezer.hardware import device_class
-from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy, declared_spec, limit_problem
+from freezer.spec import (
+    InputSpec,
+    Limits,
+    Objective,
+    Precision,
+    SamplingPolicy,
+    declared_accuracy,
+    declared_spec,
+    limit_problem,
+)
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult
@@ -77,6 +87,18 @@ LimitOption = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
+PrecisionOption = Annotated[
+    list[Precision] | None,
+    typer.Option(help="Lower precision to try: bf16, int8. Repeatable. Needs --accuracy."),
+]
+AccuracyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Budget of a lower precision: samples=FILE, top1_agreement_min=0.99. Repeatable."
+        " docs/guides/lower-precision.md.",
+        metavar="NAME=VALUE",
+    ),
+]
 PreserveOption = Annotated[
     list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
 ]
@@ -109,6 +131,8 @@ def freeze(
     recipe: RecipeOption = None,
     objective: ObjectiveOption = "p50",
     limit: LimitOption = None,
+    precision: PrecisionOption = None,
+    accuracy: AccuracyOption = None,
     preserve: PreserveOption = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: GpuOption = None,
@@ -150,6 +174,8 @@ def freeze(
         preserve=preserve or (),
         objective=objective,
         limits=limits,
+        precision=tuple(precision or ()),
+        accuracy=declared_accuracy(_named(accuracy)) if accuracy else None,
         reset=reset,
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
@@ -221,7 +247,9 @@ def _print_result(result: FreezeResult) -> None:
     if result.verdict != "failed":  # whose reason has them
         for recipe, reason in result.failures.items():
             say(f"{recipe} was not built: {reason}")
-    say(f"{result.verdict}: {result.reason}")
+    written = result.artifact and result.artifact.manifest
+    verdict = with_accuracy(result.verdict, written.accuracy if written else None)
+    say(f"{verdict}: {result.reason}")
     if result.evidence is not None:
         say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:
@@ -255,18 +283,26 @@ def _point(text: str) -> dict[str, int]:
 
 def _limits(options: Sequence[str]) -> Limits:
     """Parse the limits `size_mb_max=100`, and check them as those of a catalog."""
-    limits: dict[str, Any] = {}
+    limits = _named(options)
     for text in options:
-        name, _, value = text.partition("=")
-        limits[name] = value
-        with suppress(ValueError):
-            limits[name] = float(value)
+        name = text.partition("=")[0]
         problem = limit_problem(name, limits[name])
         if name in CAMPAIGN_LIMITS:
             problem = f"only campaigns apply {name}; remove it, or write a catalog"
         if problem:
             raise UsageError(f"--limit {text!r}: {problem}")
     return Limits(**limits)
+
+
+def _named(options: Sequence[str]) -> dict[str, Any]:
+    """Parse options of the form NAME=VALUE, of which numbers become such."""
+    named: dict[str, Any] = {}
+    for text in options:
+        name, _, value = text.partition("=")
+        named[name] = value
+        with suppress(ValueError):
+            named[name] = float(value)
+    return named
 
 
 def parsed_json(text: str, option: str, kind: type | UnionType = dict) -> Any:

@@ -24,7 +24,7 @@ from importlib import metadata
 from typing import Any
 
 from freezer.errors import UsageError
-from freezer.freezing.recipes import ENGINE_PACKAGES
+from freezer.freezing.recipes import ENGINE_PACKAGES, QUANTIZERS
 from freezer.hardware import DeviceClass
 
 
@@ -170,7 +170,8 @@ def cpu_toolchain() -> dict[str, Any]:
 def installed_versions() -> Mapping[str, str]:
     """Versions of the installed packages that build payloads for other engines than torch."""
     found: dict[str, str] = {}
-    for name in dict.fromkeys(name for packages in ENGINE_PACKAGES.values() for name in packages):
+    engines = [name for packages in ENGINE_PACKAGES.values() for name in packages]
+    for name in dict.fromkeys((*engines, *QUANTIZERS)):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -32,7 +32,7 @@ from freezer.freezing.candidates import (
     kept_builds,
 )
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
-from freezer.freezing.judging import Session, judge, open_session
+from freezer.freezing.judging import Session, judge, metric_of, open_session
 from freezer.freezing.models import (
     Dims,
     ExampleInputs,
@@ -95,7 +95,7 @@ def freeze(
 
     Raises:
         UsageError: `out`, the device class, the device, a recipe or the objective is invalid.
-        SpecError: an input, a dim or a name to preserve is invalid.
+        SpecError: an input, a dim, a name to preserve or a budget is invalid.
         JudgeError: the eager model does not run.
     """
     check_out(Path(out), "out")
@@ -225,7 +225,8 @@ def _freeze_for(
     with scratch_folder() as folder:
         work = Path(folder)
         kept = kept_builds(out, subject, target)
-        builds = build_all(subject, target, options.recipes, work, kept)
+        recipes, precision = options.recipes, options.precision
+        builds = build_all(subject, target, recipes, work, kept, precision)
         failures = builds.failures
         reason = "; ".join(f"{recipe}: {failure}" for recipe, failure in failures.items())
         result = FreezeResult(verdict="failed", reason=reason, failures=failures)
@@ -267,6 +268,7 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
         policy=options.policy,
         objective=options.objective,
         task_metric=options.task_metric,
+        accuracy_metric=metric_of(options.accuracy, (str(Path.cwd()),)),
     )
     return replace(session, serves_unmeasured=True)
 
@@ -284,7 +286,7 @@ def freeze_target(
         expected = expected_names(options.objective, get_args(Objective))
         raise UsageError(f"objective: the name is unknown; {expected}")
     if device_class == "auto":
-        device_class = class_here(subject.dtypes)
+        device_class = class_here(subject.dtypes, options.precision)
     counts = options.num_threads
     if counts is None:
         counts = counts_within(thread_budget(torch.get_num_threads()))

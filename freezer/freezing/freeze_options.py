@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from freezer.artifact import Artifact
+from freezer.freezing.choices import check_consented, check_used
 from freezer.freezing.judging import Judgement, TaskMetric
 from freezer.freezing.models import SubjectOptions
-from freezer.spec import Limits, Objective, SamplingPolicy
+from freezer.spec import Accuracy, Limits, Objective, SamplingPolicy, check_consent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,9 @@ class FreezeOptions:
         limits: speedup, drift, latency and size limits that a candidate must meet.
         objective: what the winner is best in, of the candidates that meet the limits: `p50`
             (latency), `p95`, `throughput` or `size`.
+        precision: lower precisions that are consented to, `bf16` and `int8`; a candidate competes
+            if it keeps the budget `accuracy`. Float32 always competes.
+        accuracy: the budget, and real samples that neither calibration nor search sees.
         policy: how long and how often to sample latency.
         task_metric: the caller's own quality measure; reported, not gated.
         preserve: attributes, methods and submodule attributes (`sub.attr`) that the frozen model
@@ -53,6 +57,8 @@ class FreezeOptions:
     points: Sequence[Mapping[str, int]] = ()
     limits: Limits = field(default_factory=Limits)
     objective: Objective = "p50"
+    precision: Sequence[str] = ()
+    accuracy: Accuracy | None = None
     policy: SamplingPolicy = field(default_factory=SamplingPolicy)
     task_metric: TaskMetric | None = None
     preserve: Sequence[str] = ()
@@ -61,13 +67,22 @@ class FreezeOptions:
     progress: Callable[[str], object] | None = None
 
     def for_subject(self, device: torch.device, *, fill_up: bool = False) -> SubjectOptions:
-        """The options of `prepare` among these."""
+        """The options of `prepare` among these.
+
+        Raises:
+            SpecError, UsageError: lower precision has no budget that can be judged, or no recipe;
+                code CP-ACCURACY.
+        """
+        check_consent(self.precision, self.accuracy)
+        check_consented(self.recipes, self.precision)
+        check_used(self.recipes, self.precision)
         return SubjectOptions(
             preserve=self.preserve,
             reset=self.reset,
             points=self.points,
             fill_up=fill_up,
             device=device,
+            accuracy=self.accuracy,
         )
 
 

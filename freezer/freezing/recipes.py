@@ -8,13 +8,13 @@ installed torch during a build (environment.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from freezer.artifact import ENGINES, PayloadKind
-from freezer.errors import UsageError, expected_names
-from freezer.packages import install_command
+from freezer.codec import OMIT_DEFAULT
+from freezer.spec import FLOAT32
 
 CaptureName = Literal[
     "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
@@ -38,6 +38,9 @@ class Recipe:
         by_shape: whether a payload for one point is faster there than the one for all sizes, so
             that each named point gets its own.
         auto: whether `auto` includes it; the others are slower to build or seldom win.
+        precision: `float32`, or what its kernels compute in: `bf16`, `int8`, or `int8+bf16`. Lower
+            ones are only built with consent, for classes whose hardware gains.
+        tools: packages that a build needs besides those of its engine.
     """
 
     name: str
@@ -47,11 +50,13 @@ class Recipe:
     by_thread: bool = False
     by_shape: bool = False
     auto: bool = True
+    precision: str = field(default=FLOAT32, metadata=OMIT_DEFAULT)
+    tools: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages that a build needs besides torch."""
-        return ENGINE_PACKAGES.get(self.ways[0][1], ())
+        return (*ENGINE_PACKAGES.get(self.ways[0][1], ()), *self.tools)
 
 
 ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
@@ -62,6 +67,9 @@ ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
 
 ENGINES of freezer.artifact names those that serve it.
 """
+
+QUANTIZERS = ("nncf", "torchao")
+"""The packages that quantize, which no payload needs to serve."""
 
 EAGER = "eager"
 """The baseline: the source model itself, always an entrant and never an artifact."""
@@ -114,6 +122,9 @@ vectors."""
 CONVERSION_VERSION = 2
 """Increase when programs are converted to the formats of engines in another way, so that builds are
 redone: 2 uses stable forms (lowering/stable_forms.py)."""
+
+QUANTIZATION_VERSION = 1
+"""Increase when programs are brought to a lower precision in another way."""
 
 _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
@@ -201,28 +212,55 @@ _CAPTURED_WAYS: tuple[tuple[CaptureName, PayloadKind], ...] = (
     *_TORCHSCRIPT,
 )
 
+_OPENVINO = Recipe(
+    name="openvino",
+    ways=tuple((capture, "openvino") for capture in EXPORTS),
+    settings={"openvino": OPENVINO_SETTINGS, "conversion": CONVERSION_VERSION},
+    by_shape=True,
+)
+
+_ONNXRUNTIME = Recipe(
+    name="onnxruntime",
+    ways=tuple((capture, "onnxruntime") for capture in EXPORTS),
+    # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens of
+    # milliseconds.
+    settings={
+        "optimized": "extended",
+        "session": {"session.intra_op.spin_duration_us": "1000"},
+        "conversion": CONVERSION_VERSION,
+    },
+)
+
+_INDUCTOR = _inductor("inductor-frozen", auto=True)
+
+
+def _lower(base: Recipe, precision: str, *tools: str) -> Recipe:
+    """A recipe in a lower precision; what OpenVINO does not quantize has that of its hint."""
+    settings = {**base.settings, "computes": precision, "quantization": QUANTIZATION_VERSION}
+    if "openvino" in settings and precision.endswith("bf16"):
+        settings["openvino"] = {**settings["openvino"], "INFERENCE_PRECISION_HINT": "bf16"}
+    return replace(
+        base,
+        name=f"{base.name.removesuffix('-frozen')}-{precision.replace('+', '-')}",
+        settings=settings,
+        precision=precision,
+        tools=tools,
+    )
+
+
 _IN_BUILD_ORDER = (  # the cheapest first
     _torchscript("torchscript-frozen"),
     _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
     _torchscript("torchscript-optimized", optimize_for_inference=True),
-    Recipe(
-        name="openvino",
-        ways=tuple((capture, "openvino") for capture in EXPORTS),
-        settings={"openvino": OPENVINO_SETTINGS, "conversion": CONVERSION_VERSION},
-        by_shape=True,
-    ),
-    Recipe(
-        name="onnxruntime",
-        ways=tuple((capture, "onnxruntime") for capture in EXPORTS),
-        # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens
-        # of milliseconds.
-        settings={
-            "optimized": "extended",
-            "session": {"session.intra_op.spin_duration_us": "1000"},
-            "conversion": CONVERSION_VERSION,
-        },
-    ),
-    _inductor("inductor-frozen", auto=True),
+    _OPENVINO,
+    _lower(_OPENVINO, "bf16"),
+    _lower(_OPENVINO, "int8", "nncf"),
+    _lower(_OPENVINO, "int8+bf16", "nncf"),
+    _ONNXRUNTIME,
+    _lower(_ONNXRUNTIME, "int8"),
+    _INDUCTOR,
+    _lower(_INDUCTOR, "bf16"),
+    _lower(_INDUCTOR, "int8", "torchao"),
     _inductor("inductor-unpacked", weight_prepack=False),
     _inductor("inductor-unfrozen", freezing=False, weight_prepack=False),
     _inductor("inductor-max-autotune", max_autotune=True),
@@ -255,6 +293,11 @@ def needs_torch_alone(name: str) -> bool:
     return name in RECIPES and RECIPES[name].ways[0][1] not in ENGINES
 
 
+def is_exact(name: str) -> bool:
+    """Whether a recipe computes in float32."""
+    return name not in RECIPES or RECIPES[name].precision == FLOAT32
+
+
 def made_for(recipe: Recipe, kind: str) -> Recipe:
     """Adapt a recipe to a kind of device class: for a GPU, its precision is set and payloads fit
     any thread count.
@@ -276,49 +319,5 @@ def own_toolchain(recipe: Recipe, toolchain: Mapping[str, Any]) -> dict[str, Any
     not.
     """
     engines = {name for packages in ENGINE_PACKAGES.values() for name in packages}
-    unused = engines - set(recipe.packages)
+    unused = {*engines, *QUANTIZERS} - set(recipe.packages)
     return {name: version for name, version in toolchain.items() if name not in unused}
-
-
-def select(
-    names: Iterable[str], *, portable: bool, installed: Collection[str] | None = None
-) -> tuple[Recipe, ...]:
-    """The recipes to build for a device class.
-
-    Args:
-        names: names of RECIPES, `eager`, `auto`, or `all`.
-        portable: whether the device class is `portable`, for which `names` is ignored.
-        installed: packages that builds for the class may use besides torch: `auto` and `all` leave
-            out recipes that need others. None: all.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
-    wanted = set(names)
-    for name in wanted - set(RECIPES) - {"auto", "all", EAGER}:
-        raise UsageError(
-            f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}"
-        )
-    selected = []
-    for recipe in RECIPES.values():
-        in_group = "all" in wanted or (recipe.auto and "auto" in wanted)
-        can_build = installed is None or set(recipe.packages) <= set(installed)
-        if recipe.portable == portable and (
-            portable or recipe.name in wanted or (in_group and can_build)
-        ):
-            selected.append(recipe)
-    return tuple(selected)
-
-
-def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
-    """The recipes that `select` leaves out and the packages that they lack, for people; empty if
-    there is none.
-    """
-    wanted = tuple(names)
-    selected = select(wanted, portable=False, installed=installed)
-    lines = []
-    for recipe in select(wanted, portable=False):
-        missing = [name for name in recipe.packages if name not in installed]
-        if recipe not in selected:
-            lines.append(f"{recipe.name} is left out, which needs `{install_command(*missing)}`")
-    return "; ".join(lines)

@@ -142,15 +142,19 @@ def resolve_device(
     return name, target_here(name, 1, device).device
 
 
-def class_here(dtypes: Iterable[str]) -> str:
+def class_here(dtypes: Iterable[str], precision: Iterable[str] = ()) -> str:
     """The device class that `auto` means in this process for a model whose weights have these
     dtypes.
 
     It is the machine's level; or the machine's own finer class if oneDNN packs such weights
-    differently than at that level, such as bfloat16 and int8 on a CPU with instructions for them.
+    differently than at that level, such as bfloat16 and int8 on a CPU with instructions for them;
+    or if its hardware gains from a lower precision that is consented to.
     """
     machine, dtypes = detect(), set(dtypes)
     level = best_level(machine.classes) or PORTABLE
+    own = machine.hardware or level
+    if own in machine.classes and set(precision) & set(device_class(own).precisions):
+        return own
     for name in (level, machine.hardware):
         if name in machine.classes and machine.serves(_layouts(device_class(name), dtypes)):
             return name

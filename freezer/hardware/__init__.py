@@ -14,6 +14,7 @@ from freezer.hardware.cuda import (
     opened,
 )
 from freezer.hardware.device_classes import (
+    AUTO_PRECISE,
     DEVICE_CLASSES,
     PORTABLE,
     DeviceClass,
@@ -42,6 +43,7 @@ from freezer.hardware.resources import (
 )
 
 __all__ = [
+    "AUTO_PRECISE",
     "DEVICE_CLASSES",
     "PORTABLE",
     "CudaHere",

@@ -178,6 +178,20 @@ class DeviceClass:
         """Layout of packed weights of the class, by dtype."""
         return layouts(onednn_features(self.features, self.limits), self.sve_bits)
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Lower precisions in which hardware of the class is faster than in float32."""
+        if self.kind != "cpu":
+            return ()
+        return tuple(name for name, needs in _GAINS.items() if needs & self.features)
+
+
+_GAINS: Mapping[str, frozenset[str]] = {
+    "bf16": frozenset(("avx512_bf16", "amx_bf16", "bf16")),
+    "int8": frozenset(("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")),
+}
+"""Features of which one makes matrix products in a precision faster."""
+
 
 def _x86(
     name: str,
@@ -357,11 +371,24 @@ def lesser_classes(classes: Collection[str]) -> frozenset[str]:
     return frozenset(included - {best_level(classes)})
 
 
-def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`."""
+AUTO_PRECISE = "auto-precise"
+"""What `auto` becomes for entries with consent to lower precision."""
+
+
+def auto_classes(classes: Sequence[str], *, precise: bool = False) -> tuple[str, ...]:
+    """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`.
+
+    Args:
+        classes: the classes of a machine, most specific first.
+        precise: whether the best CPU class is also selected, if its hardware gains from lower
+            precision.
+    """
     level = best_level(classes)
     chosen = [level] if level else []
+    if precise:
+        cpus = [name for name in classes if name in DEVICE_CLASSES and name.startswith("cpu-")]
+        chosen += [name for name in cpus[:1] if DEVICE_CLASSES[name].precisions]
     for name in classes:
         if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda":
             chosen.append(name)
-    return (*chosen, PORTABLE)
+    return (*dict.fromkeys(chosen), PORTABLE)

@@ -6,17 +6,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TypedDict, Unpack
 
-from freezer.artifact import Artifact
+from freezer.artifact import GOLDEN_EAGER, Artifact
 from freezer.errors import (
+    CanaryError,
     ColdpressError,
     IncompatibleError,
     IntegrityError,
     Refusal,
     UsageError,
 )
+from freezer.files import digest_file
 from freezer.hardware import PORTABLE
+from freezer.runtime.accuracy import Judged
+from freezer.runtime.contract import unflatten
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.held_out import judge_answers, read_held_out
+from freezer.runtime.tensor_files import golden_sets, load_tensors
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.images import Image, images_of, resolve_reference
 from freezer.serving.load import process_here
@@ -24,6 +32,7 @@ from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
 from freezer.serving.speed import SpeedCheck, check_speed
+from freezer.spec import Accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,7 @@ class Verification:
         ladder: artifacts that were refused before this one.
         speed: compared with the portable artifact; None if not requested, or if the portable
             artifact itself serves.
+        accuracy: judged again on the samples; None if not requested.
     """
 
     device_class: str
@@ -44,6 +54,7 @@ class Verification:
     figures: tuple[CanaryFigure, ...]
     ladder: tuple[Refusal, ...]
     speed: SpeedCheck | None = None
+    accuracy: Judged | None = None
 
 
 class VerifyKeywords(TypedDict, total=False):
@@ -61,6 +72,7 @@ def verify(
     *,
     store: str | None = None,
     speed: bool = False,
+    samples: str | Path | None = None,
     **keywords: Unpack[VerifyKeywords],
 ) -> Verification:
     """Verify the artifact that `load` would serve here: signature, digests and canary.
@@ -71,11 +83,13 @@ def verify(
         reference, store, keywords: see `load`.
         speed: also compare its speed with the portable artifact of the same version; the best
             artifact must serve.
+        samples: the file of samples that a lower precision was judged on, to judge it again here.
 
     Raises:
         IncompatibleError: no artifact serves here; with `speed`, the best one does not.
         IntegrityError, CanaryError: bytes or outputs differ, or no trusted key signed them.
-        UsageError: there is no portable artifact to compare the speed with.
+        UsageError: there is no portable artifact to compare the speed with, or no lower precision
+            to judge.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     with ExitStack() as stack:
@@ -89,7 +103,7 @@ def verify(
             _check_best(reference, selection)
             if image.device_class != PORTABLE:
                 base = _portable_beside(reference, images)
-        return _verified(reference, selection, image.fetch(None), base)
+        return _verified(reference, selection, image.fetch(None), base, samples)
 
 
 def _verified(
@@ -97,8 +111,11 @@ def _verified(
     selection: Selection,
     fetched: Artifact,
     base: Artifact | None,
+    samples: str | Path | None,
 ) -> Verification:
-    """Verify every digest, run the canary, and compare the speed with `base`, if given."""
+    """Verify every digest, run the canary, judge a lower precision on samples and compare the speed
+    with `base`, if given.
+    """
     process = selection.process
     device_class = fetched.manifest.device_class
     paths = [ref.path for ref in fetched.manifest.contents]
@@ -108,6 +125,7 @@ def _verified(
             artifact = fetched.held(paths, stack, private=bool(options.trusted_keys))
             model = open_artifact(artifact, process.num_threads, options)
             figures = run_canary(artifact, model)
+            accuracy = judge_again(artifact, model, Path(samples)) if samples else None
         except ColdpressError:
             raise
         except Exception as error:  # a payload may raise anything; `load` refuses it, too
@@ -123,7 +141,41 @@ def _verified(
         figures=tuple(figures),
         ladder=selection.refused,
         speed=checked,
+        accuracy=accuracy,
     )
+
+
+def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged:
+    """Judge an artifact of a lower precision on this machine by its budget.
+
+    Raises:
+        UsageError: it has no lower precision, the file is another one, or eager's answers are not
+            in the artifact.
+        CanaryError: it does not keep the budget here.
+    """
+    manifest, record = artifact.manifest, artifact.manifest.accuracy
+    stored = artifact.folder / GOLDEN_EAGER
+    if record is None or not record.digest:
+        raise UsageError(f"{manifest.model} was judged on no samples; omit them")
+    if digest_file(samples) != record.digest:
+        raise UsageError(f"{samples} is not the file that {manifest.model} was judged on")
+    if not stored.is_file():
+        raise UsageError("eager's answers are too large to be in the artifact; freeze it again")
+    budget = Accuracy(
+        samples=samples, labels=record.labels, metric=record.metric, **dict(record.budget)
+    )
+    held_out = read_held_out(budget, manifest.inputs)
+    names = [output.name for output in manifest.outputs]
+    sets = golden_sets(stored, names, len(held_out.judged), load_tensors)
+    eager = [unflatten(manifest.structure, list(each.values())) for each in sets]
+    answers = (model(**inputs.cloned()) for inputs in held_out.judged)
+    metric = resolve_name(record.metric) if record.metric else None
+    judged = judge_answers(held_out, metric, eager, answers, record.num_candidates)
+    if judged.problem:
+        raise CanaryError(
+            f"{manifest.model} for {manifest.device_class}: {judged.problem}; do not serve it here"
+        )
+    return judged
 
 
 def _chosen(reference: str | Path, selection: Selection) -> Image:

@@ -127,6 +127,12 @@ def match_headers(sets: Sequence[Headers], spec: InputSpec) -> list[Sizes]:
     return points
 
 
+def of_inputs(values: Mapping[str, _Value], spec: InputSpec) -> dict[str, _Value]:
+    """The values of a sample set that are inputs; held-out samples may also have labels."""
+    names = {tensor.name for tensor in spec.tensors}
+    return {name: value for name, value in values.items() if name in names}
+
+
 def _point(headers: Headers, spec: InputSpec) -> Sizes:
     """Check one sample set, and return its point."""
     names = sorted(tensor.name for tensor in spec.tensors)

@@ -9,7 +9,7 @@ import glob
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,18 +19,23 @@ from pydantic_core import PydanticCustomError
 
 from freezer.errors import SpecError
 from freezer.files import file_name, is_url
-from freezer.freezing.recipes import select
+from freezer.freezing.choices import check_consented, check_used, select
 from freezer.freezing.sources import Source, parse_source
 from freezer.hardware import device_class
 from freezer.spec import (
+    Accuracy,
     InputSpec,
     Limits,
     Objective,
+    Precision,
+    check_consent,
+    declared_accuracy,
     declared_dim,
     declared_item,
     declared_spec,
     limit_problem,
     match_headers,
+    of_inputs,
     read_header,
 )
 from pipeline.catalog.field_problems import (
@@ -133,6 +138,17 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
             message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
             raise FieldError(message, field="inputs")
         return None
+    path = _sample_file(given, info)
+    spec = info.data.get("inputs")
+    if isinstance(path, Path):
+        sets = read_header(path)
+        if spec is not None:
+            match_headers(sets, spec)
+    return path
+
+
+def _sample_file(given: str, info: ValidationInfo) -> Path | str:
+    """The file of samples, or its URL."""
     name = file_name(given) if is_url(given) else given
     if not name.endswith(SAMPLE_SUFFIXES):
         suffixes = " or ".join(SAMPLE_SUFFIXES)
@@ -142,11 +158,26 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     path: Path = (_folders(info).base / given).resolve()
     if not path.is_file():
         raise ValueError(f"{path} does not exist; paths are relative to the catalog")
-    sets = read_header(path)
-    spec = info.data.get("inputs")
-    if spec is not None:
-        match_headers(sets, spec)
     return path
+
+
+@field_errors()
+def _read_accuracy(given: dict[str, Any] | None, info: ValidationInfo) -> Accuracy | None:
+    accuracy = None if given is None else declared_accuracy(given)
+    if "precision" in info.data:
+        check_consent(info.data["precision"], accuracy)
+        recipes = info.data.get("recipes", ("auto",))
+        check_consented(recipes, info.data["precision"])
+        check_used(recipes, info.data["precision"])
+    if accuracy is None or accuracy.samples is None:
+        return accuracy
+    if accuracy.metric is not None:
+        check_function(accuracy.metric, _folders(info).search_path)
+    samples = _sample_file(str(accuracy.samples), info)
+    spec = info.data.get("inputs")
+    if isinstance(samples, Path) and spec is not None:
+        match_headers([of_inputs(headers, spec) for headers in read_header(samples)], spec)
+    return replace(accuracy, samples=samples)
 
 
 def _find_files(pattern: str, info: ValidationInfo) -> list[Path]:
@@ -261,6 +292,8 @@ class EntryModel(BaseModel):
     objective: Objective = "p50"
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
+    precision: _List[Precision] = ()
+    accuracy: Annotated[dict[str, Any] | None, AfterValidator(_read_accuracy)] = None
     tags: dict[str, str] = {}
     preserve: _List[Annotated[str, Field(pattern=DOTTED)]] = ()
     reset: str | None = Field(default=None, pattern=IDENTIFIER)

@@ -105,11 +105,12 @@ def _read_yaml(path: Path) -> list[Record]:
 
 
 def _merged(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with its defaults. Limits are merged one by one."""
+    """Return an entry with its defaults. Limits and budgets are merged one by one."""
     merged = {**defaults, **entry}
-    shared, own = defaults.get("limits"), entry.get("limits")
-    if isinstance(shared, dict) and isinstance(own, dict):
-        merged["limits"] = shared | own
+    for name in ("limits", "accuracy"):
+        shared, own = defaults.get(name), entry.get(name)
+        if isinstance(shared, dict) and isinstance(own, dict):
+            merged[name] = shared | own
     return merged
 
 

@@ -37,6 +37,8 @@ class CatalogEntry(TypedDict, total=False):
     task_metric: Function
     limits: Mapping[str, float | str]
     objective: str
+    precision: Sequence[str]
+    accuracy: Mapping[str, Any]
     device_classes: Sequence[str]
     recipes: Sequence[str]
     tags: Mapping[str, str]

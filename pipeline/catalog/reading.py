@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from freezer.errors import CatalogError
 from freezer.freezing.sources import Source
-from freezer.spec import InputSpec, Limits, Objective
+from freezer.spec import Accuracy, InputSpec, Limits, Objective, Precision
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
 from pipeline.catalog.field_problems import FieldError, field_error
 from pipeline.catalog.files import EMPTY, Record, read_file
@@ -39,6 +39,7 @@ class Entry:
         spec: of its inputs; None takes them from the samples or the source.
         samples: file with real input sets, or its URL.
         task_metric: `MODULE:FUNCTION`, see `freezer.freezing.judging.session.TaskMetric`.
+        precision: lower precisions that are consented to, with the budget `accuracy`.
         objective: what the published candidate is best in, of those that meet the limits.
         limits, device_classes, recipes: as requested; `auto` is resolved once the nodes are known.
         files: read by a python source besides its module; part of its key.
@@ -73,6 +74,8 @@ class Entry:
     threads: tuple[int, ...] = ()
     points: tuple[Mapping[str, int], ...] = ()
     objective: Objective = "p50"
+    precision: tuple[Precision, ...] = ()
+    accuracy: Accuracy | None = None
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from freezer.freezing.recipes import needs_torch_alone
+from freezer.freezing.recipes import is_exact, needs_torch_alone
 from freezer.freezing.sources import FILE_KINDS
 from freezer.spec import timing_of
 from pipeline.catalog import Entry
@@ -255,10 +255,12 @@ def _take_in(outcome: Outcome, known: _Known) -> None:
             measured[report.recipe] = figures.speedup, figures.speedup_ci[1]
     if not measured:
         return
-    fastest = max(measured, key=lambda recipe: measured[recipe][0])
-    best = measured[fastest][0]
     speeds = known.setdefault((outcome.architecture, outcome.device_class, outcome.num_threads), {})
     for recipe, (speedup, most) in measured.items():
+        # A lower precision may break its budget with other weights.
+        rivals = [name for name in measured if is_exact(name) or not is_exact(recipe)]
+        fastest = max(rivals, key=lambda name: measured[name][0])
+        best = measured[fastest][0]
         speeds[recipe] = EarlierSpeed(
             recipe=recipe,
             share=speedup / best,

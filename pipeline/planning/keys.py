@@ -20,9 +20,9 @@ from freezer.artifact import FORMAT_VERSION
 from freezer.codec import encode
 from freezer.errors import IntegrityError
 from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
-from freezer.freezing.recipes import Recipe, own_toolchain
+from freezer.freezing.recipes import Recipe, needs_torch_alone, own_toolchain
 from freezer.freezing.sources import CODE_KINDS, FILE_KINDS, Source, module_file
-from freezer.spec import SamplingPolicy
+from freezer.spec import FLOAT32, SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
 
@@ -156,6 +156,7 @@ class BuildTarget:
         num_threads: the deciding thread count; `further_threads` are the others.
         toolchain: of the workers of the class.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
+        held_out: digest of the samples of a budget.
         is_best: whether the class is the best one of a worker.
     """
 
@@ -164,6 +165,7 @@ class BuildTarget:
     further_threads: tuple[int, ...] = ()
     toolchain: Mapping[str, Any]
     samples: str | None
+    held_out: str | None = None
     is_best: bool = True
 
 
@@ -198,8 +200,10 @@ def build_key(
         parts["weights"] = "shared"  # by all classes, unlike in earlier releases
     if recipe.by_shape:
         parts |= _points(entry)
-    if recipe.packages and not target.is_best:
+    if not needs_torch_alone(recipe.name) and not target.is_best:
         parts[BETTER_CPU] = True
+    if recipe.precision != FLOAT32:
+        parts["accuracy"] = _accuracy(entry, target)
     return make_key(parts)
 
 
@@ -237,7 +241,15 @@ def judge_key(
         parts |= {"source": source.digest, "device_class": target.device_class}
     if entry.objective != "p50":
         parts["objective"] = entry.objective
+    if entry.accuracy is not None:
+        parts["accuracy"] = _accuracy(entry, target)
     return make_key(parts | _points(entry) | _sizes(entry))
+
+
+def _accuracy(entry: Entry, target: BuildTarget) -> dict[str, Any]:
+    """The budget of a lower precision, with the digest of its samples."""
+    assert entry.accuracy is not None, "a lower precision has a budget"
+    return {**encode(replace(entry.accuracy, samples=None)), "samples": target.held_out}
 
 
 def _points(entry: Entry) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.errors import CatalogError, InfrastructureError
-from freezer.freezing.recipes import left_out, made_for, select
+from freezer.freezing.choices import check_consented, left_out, select
+from freezer.freezing.recipes import made_for
 from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
@@ -109,7 +110,8 @@ class PlanRequest:
     Attributes:
         entries: of the catalog.
         facts: thread count and toolchain of each class that a node serves.
-        auto: the classes that `auto` means on this cluster.
+        auto: the classes that `auto` means on this cluster; `auto_precise` for entries with
+            consent to lower precision.
         device_classes, recipes: replace those of the entries; empty keeps theirs.
         policy: of sampling.
         keep_going: skip classes without a node or without enough threads.
@@ -119,6 +121,7 @@ class PlanRequest:
     entries: Sequence[Entry]
     facts: Mapping[str, ClassFacts]
     auto: Sequence[str]
+    auto_precise: Sequence[str] = ()
     device_classes: Sequence[str] = ()
     recipes: Sequence[str] = ()
     policy: SamplingPolicy
@@ -143,11 +146,12 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
     for entry in request.entries:
         try:
             source = source_key(entry, digests)
-            samples = digests.of(Path(entry.samples)) if entry.samples else None
+            samples = _samples(entry, digests)
         except OSError as error:
             message = f"{error}; put the file back, and start again"
             raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
-        for name in _classes(request.device_classes or entry.device_classes, request.auto):
+        auto = request.auto_precise if entry.precision else request.auto
+        for name in _classes(request.device_classes or entry.device_classes, auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:
                 items.append(_item(request, entry, name, source, samples))
@@ -163,6 +167,12 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         lift_quarantine=finished.lifted,
         facts=request.facts,
     )
+
+
+def _samples(entry: Entry, digests: FileDigests) -> list[str | None]:
+    """Digests of the samples and of the held-out samples; None without them."""
+    held_out = entry.accuracy.samples if entry.accuracy else None
+    return [digests.of(Path(path)) if path else None for path in (entry.samples, held_out)]
 
 
 def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
@@ -199,9 +209,12 @@ def _unplaceable(
     return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
 
 
-def auto_classes_of(nodes: Sequence[Sequence[str]]) -> list[str]:
-    """The classes that `auto` means on a cluster, given the classes of each node."""
-    return list(dict.fromkeys(name for classes in nodes for name in auto_classes(classes)))
+def auto_classes_of(nodes: Iterable[Sequence[str]], *, precise: bool = False) -> list[str]:
+    """The classes that `auto` means on a cluster, given the classes of each node; see
+    `auto_classes`.
+    """
+    found = chain.from_iterable(auto_classes(classes, precise=precise) for classes in nodes)
+    return list(dict.fromkeys(found))
 
 
 def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
@@ -222,23 +235,31 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     """
     of_entries = chain.from_iterable(entry.recipes for entry in request.entries)
     requested = sorted(set(request.recipes or of_entries))
+    consented = set(chain.from_iterable(entry.precision for entry in request.entries))
     lines = []
     for name, facts in request.facts.items():
         if device_class(name).kind == "cpu":
-            absent = left_out(requested, installed=facts.toolchain)
+            precision = consented & set(device_class(name).precisions)
+            absent = left_out(requested, installed=facts.toolchain, precision=precision)
             if absent:
                 lines.append(f"{name}: {absent} on its workers")
     return lines
 
 
-def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: str | None) -> Item:
-    facts = request.facts[name]
-    policy = request.policy
-    if name == PORTABLE:  # judged by drift alone
+def _item(
+    request: PlanRequest,
+    entry: Entry,
+    name: str,
+    source: Key,
+    samples: Sequence[str | None],
+) -> Item:
+    facts, policy = request.facts[name], request.policy
+    requested = request.recipes or entry.recipes
+    if name == PORTABLE:
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        kept = ("error_ratio_max", "timeout_s", "memory_gb")
-        limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
-        entry = replace(entry, limits=limits, objective="p50")
+    else:
+        check_consented(requested, entry.precision)
+    entry = _for_class(entry, name)
     entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
@@ -246,16 +267,11 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         num_threads=num_threads,
         further_threads=tuple(further),
         toolchain=facts.toolchain,
-        samples=samples,
+        samples=samples[0],
+        held_out=samples[1],
         is_best=facts.is_best,
     )
-    requested = request.recipes or entry.recipes
-    kind = device_class(name).kind
-    installed = facts.toolchain if kind == "cpu" else ()  # GPUs have torch alone
-    recipes = select(requested, portable=name == PORTABLE, installed=installed)
-    builds = {
-        recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes
-    }
+    builds = _builds(entry, source, requested, target)
     memory_gb = entry.limits.memory_gb
     return Item(
         entry=entry,
@@ -270,6 +286,35 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
         emulated=facts.emulated,
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
+
+
+def _builds(
+    entry: Entry, source: Key, requested: Collection[str], target: BuildTarget
+) -> dict[str, Key]:
+    """The key of the build of each recipe."""
+    name, kind = target.device_class, device_class(target.device_class).kind
+    recipes = select(
+        requested,
+        portable=name == PORTABLE,
+        installed=target.toolchain if kind == "cpu" else (),  # GPUs have torch alone
+        precision=entry.precision,
+    )
+    return {
+        recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes
+    }
+
+
+def _for_class(entry: Entry, name: str) -> Entry:
+    """The entry with what applies to a class: `portable` is judged by drift alone, and lower
+    precisions need hardware that gains.
+    """
+    if name == PORTABLE:
+        kept = ("error_ratio_max", "timeout_s", "memory_gb")
+        limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
+        entry = replace(entry, limits=limits, objective="p50")
+    gains = device_class(name).precisions
+    precision = tuple(wanted for wanted in entry.precision if wanted in gains)
+    return replace(entry, precision=precision, accuracy=entry.accuracy if precision else None)
 
 
 def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from freezer.artifact import (
     UNMEASURED,
+    AccuracyRecord,
     Explanation,
     FreezingRecord,
     FreezingReport,
@@ -141,6 +142,7 @@ class CandidateReport:
         strides_equal: whether outputs had eager's strides; None if that was not compared.
         reports: by payload path, the JSON form of FreezingReport, with short lists.
         points: figures of each payload wherever it was timed, the deciding place first.
+        accuracy: of a lower precision; None for float32.
         outputs: drift of each output and input set, the worst first. Earlier releases did not store
             it.
         explanation: where drift that fails the gate enters; None if it passes, or that is unknown.
@@ -162,6 +164,7 @@ class CandidateReport:
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     points: tuple[PointFigures, ...] = ()
+    accuracy: AccuracyRecord | None = field(default=None, metadata=OMIT_DEFAULT)
     outputs: tuple[OutputDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
     explanation: Explanation | None = field(default=None, metadata=OMIT_DEFAULT)
 

@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
+from freezer.artifact import with_accuracy
 from freezer.hardware import PORTABLE
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
@@ -25,6 +26,7 @@ class Row:
         size_mb: size of the payloads of the recipe, in 1e6 bytes; None if it was not built.
         code: error code, or type of the failure.
         reason: one sentence for people, without its code.
+        accuracy: precision of the recipe and what it costs; None for float32.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Row:
     code: str | None
     reason: str | None
     failed: bool
+    accuracy: str | None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Row:
@@ -80,6 +83,7 @@ class Row:
             code=outcome.code or outcome.failure_kind,
             reason=outcome.reason,
             failed=outcome.failed,
+            accuracy=str(report.accuracy) if report and report.accuracy else None,
         )
 
     @property
@@ -171,9 +175,13 @@ def _error_ratio(outcome: Outcome) -> float:
 
 
 def verdict_name(outcome: Outcome) -> str:
-    """Return the verdict for people: what is published as portable is the fallback."""
+    """Return the verdict for people: what is published as portable is the fallback, and a lower
+    precision says what it costs.
+    """
     is_fallback = outcome.verdict == "published" and outcome.device_class == PORTABLE
-    return "published (fallback)" if is_fallback else outcome.verdict
+    if is_fallback:
+        return "published (fallback)"
+    return with_accuracy(outcome.verdict, outcome.report.accuracy if outcome.report else None)
 
 
 def alike(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:

@@ -188,7 +188,9 @@ def _candidate(report: CandidateReport) -> Json:
         "explanation": report.explanation and report.explanation.text(),
         "plot": report.explanation and report.explanation.svg(),
         "outputs": [encode(output) for output in report.outputs],
-        "freezing": list(describe_freezing(report.freezing, report.tried)),
+        "freezing": list(
+            describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
+        ),
     }
 
 

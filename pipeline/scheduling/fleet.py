@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from freezer.artifact import version_tuple
 from freezer.errors import InfrastructureError
-from freezer.hardware import PORTABLE, auto_classes
+from freezer.hardware import AUTO_PRECISE, PORTABLE, auto_classes
 from pipeline.cluster import Ask, Cluster, Node, classes_of
 from pipeline.records import LABEL, ClassFacts, Event
 from pipeline.scheduling.node_check import NodeCheck, NodeChecks, SharedFiles
@@ -119,12 +119,13 @@ class Fleet:
             InfrastructureError: there is no node, none has a label, one does not see the store,
                 none can build, or the only one of a class is in use by others.
         """
-        wanted = set(requested) - {"auto"}
+        wanted = set(requested) - {"auto", AUTO_PRECISE}
+        precise = AUTO_PRECISE in requested
         with staging_folder(str(self._shared.store)) as self._checks.mark:
             nodes = self._waited_for(wanted)
             wanted.add(PORTABLE)
-            if "auto" in requested:
-                wanted.update(*(auto_classes(node.classes) for node in nodes))
+            if precise or "auto" in requested:
+                wanted.update(*(auto_classes(node.classes, precise=precise) for node in nodes))
             for node in nodes:
                 self._start_check(node, wanted)
             self._checks.wait(self.wait_s or 0)

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.errors import InfrastructureError
-from freezer.hardware import PORTABLE, auto_classes, available_cpus, detect, lesser_classes
+from freezer.hardware import (
+    AUTO_PRECISE,
+    PORTABLE,
+    auto_classes,
+    available_cpus,
+    detect,
+    lesser_classes,
+)
 from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.cluster import Cluster, Done, Handle, Node
@@ -272,9 +279,9 @@ def facts_here(
     """
     served = detect().classes
     num_cpus = available_cpus()
-    wanted = {PORTABLE, *requested} - {"auto"}
-    if "auto" in requested:
-        wanted.update(auto_classes(served))
+    wanted = {PORTABLE, *requested} - {"auto", AUTO_PRECISE}
+    if {"auto", AUTO_PRECISE} & set(requested):
+        wanted.update(auto_classes(served, precise=AUTO_PRECISE in requested))
     on_cpu, lesser = probe(PORTABLE, num_cpus), lesser_classes(served)
     facts = {name: replace(on_cpu, is_best=name not in lesser) for name in sorted(wanted)}
     for name in facts:

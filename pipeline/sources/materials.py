@@ -162,13 +162,19 @@ class Materials:
         return entry
 
     def _with_samples(self, entry: Entry) -> Entry:
-        """Return the entry with a local samples file, if it has samples."""
-        samples = entry.samples
+        """Return the entry with local files of samples, if it has samples."""
+        accuracy = entry.accuracy
+        if accuracy is not None:
+            accuracy = replace(accuracy, samples=self._local(accuracy.samples))
+        return replace(entry, samples=self._local(entry.samples), accuracy=accuracy)
+
+    def _local(self, samples: Path | str | None) -> Path | None:
+        """A local file of samples, which is fetched if it is a URL, and read for its digest."""
         if isinstance(samples, str):
             samples = self._fetch_unpinned(samples)
         if samples is not None:
             self._digests.of(samples)
-        return replace(entry, samples=samples)
+        return samples
 
     def _fetch_unpinned(self, url: str) -> Path:
         """Return the file of a URL. It is fetched only if the server reports a change."""

@@ -13,7 +13,7 @@ import glob
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,11 +42,10 @@ def ship(entry: Entry, folder: Path) -> Entry:
         root = Path(source.location)
         tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
         source = replace(source, location=str(_within(tree, root)), origin=str(source))
-    samples = entry.samples
-    if isinstance(samples, Path):
-        samples = _ship_file(samples, folder)
+    entry = _with_samples(entry, lambda path: _ship_file(path, folder))
     search_path = tuple(dict.fromkeys((*source.search_path, *entry.search_path)))
-    named = [entry.task_metric] if entry.task_metric else []
+    metric = entry.accuracy.metric if entry.accuracy else None
+    named = [name for name in (entry.task_metric, metric) if name]
     if source.kind == "python":
         named.append(source.location)
     files = set(entry.files)
@@ -62,7 +61,6 @@ def ship(entry: Entry, folder: Path) -> Entry:
     return replace(
         entry,
         source=replace(source, search_path=search_path),
-        samples=samples,
         search_path=search_path,
         files=(),
     )
@@ -106,7 +104,9 @@ def download_sources(entry: Entry, place: Workplace) -> Entry:
 
 def _units(entry: Entry, folder: Path) -> list[str]:
     """Return the names in a folder that contain the paths of an entry."""
-    named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
+    held_out = entry.accuracy.samples if entry.accuracy else None
+    files = (entry.source.location, entry.samples, held_out)
+    named = (*files, *entry.source.search_path, *entry.search_path)
     inside = [Path(path) for path in named if path and Path(path).is_relative_to(folder)]
     return list(dict.fromkeys(path.relative_to(folder).parts[0] for path in inside))
 
@@ -118,14 +118,17 @@ def _moved(entry: Entry, old: Path, new: Path) -> Entry:
     source = entry.source
     own_path = tuple(map(of, source.search_path))
     source = replace(source, location=of(source.location), search_path=own_path)
-    samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
-    search_path = tuple(map(of, entry.search_path))
-    return replace(
-        entry,
-        source=source,
-        samples=samples,
-        search_path=search_path,
-    )
+    moved = _with_samples(entry, lambda path: Path(of(str(path))))
+    return replace(moved, source=source, search_path=tuple(map(of, entry.search_path)))
+
+
+def _with_samples(entry: Entry, move: Callable[[Path], Path]) -> Entry:
+    """The entry with its files of samples at other paths."""
+    accuracy = entry.accuracy
+    if accuracy is not None and isinstance(accuracy.samples, Path):
+        accuracy = replace(accuracy, samples=move(accuracy.samples))
+    samples = move(entry.samples) if isinstance(entry.samples, Path) else entry.samples
+    return replace(entry, samples=samples, accuracy=accuracy)
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
@@ -228,8 +231,12 @@ def named_files(catalog: Path) -> set[Path]:
         files = entry.get("files")
         names = [str(name) for name in files] if isinstance(files, list) else []
         names.append(glob.escape(str(entry.get("samples") or "")))
-        for field in ("source", "task_metric"):
-            kind, _, location = str(entry.get(field)).partition(":")
+        accuracy = entry.get("accuracy")
+        accuracy = accuracy if isinstance(accuracy, dict) else {}
+        names.append(glob.escape(str(accuracy.get("samples") or "")))
+        metric = str(accuracy.get("metric", "")).removeprefix("python:")
+        for function in (entry.get("source"), entry.get("task_metric"), f"python:{metric}"):
+            kind, _, location = str(function).partition(":")
             if kind == "python":
                 # The campaign reports it as a failure of the entry.
                 with contextlib.suppress(OSError, SyntaxError, ValueError):

@@ -128,6 +128,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             verdict=_candidate_verdict(outcome, candidate),
             tried=candidate.tried,
             freezing=candidate.freezing,
+            accuracy=candidate.accuracy,
         )
     if candidate.explanation:
         texts["explained.txt"] = candidate.explanation.text()
@@ -202,6 +203,9 @@ def _params(outcome: Outcome) -> dict[str, str]:
 
 def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
     params = {"capture": candidate.capture or "none"}
+    if accuracy := candidate.accuracy:
+        params |= {"precision": accuracy.precision, "samples": accuracy.digest or "generated"}
+        params["budget"] = ", ".join(f"{name} {limit:g}" for name, limit in accuracy.budget.items())
     if candidate.points and candidate.points[0].point:
         point = candidate.points[0].point
         params["point"] = ", ".join(f"{name} {size}" for name, size in point.items())
@@ -234,8 +238,18 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     metrics["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:
         metrics["task_metric/eager"] = outcome.task_metric.get("eager")
-    metrics |= _point_metrics(candidate)
+    metrics |= _accuracy_metrics(candidate) | _point_metrics(candidate)
     return {name: shortened(value) for name, value in metrics.items() if value is not None}
+
+
+def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
+    """What a lower precision costs, as measured and as bounded."""
+    metrics: dict[str, float | None] = {}
+    if candidate.accuracy is not None:
+        for name, value in candidate.accuracy.measured.items():
+            metrics[f"accuracy/{name}"] = value
+            metrics[f"accuracy/{name}_bound"] = candidate.accuracy.bounds[name]
+    return metrics
 
 
 def shortened(value: float) -> float:

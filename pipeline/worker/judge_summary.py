@@ -89,6 +89,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         size_bytes=candidate.size_bytes,
         num_payloads=len(candidate.payloads),
         figures=trial.measured,
+        accuracy=trial.accuracy,
         task_metric=trial.task_metric,
         points=trial.points,
         warnings=candidate.warnings,

@@ -76,6 +76,7 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
         points=entry.points,
         fill_up=entry.fill_up,
         device=target.device if target else CPU,
+        accuracy=entry.accuracy,
     )
     return load(
         entry.source,

@@ -65,9 +65,14 @@ def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path) -> Non
         )
     assert {top for top in tops if not top.endswith(".dist-info")} == {"freezer"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
-    assert extras == {"onnxruntime", "openvino", "registry", "signing", "stores"}, (
-        "none for campaigns"
-    )
+    assert extras == {
+        "onnxruntime",
+        "openvino",
+        "quantization",
+        "registry",
+        "signing",
+        "stores",
+    }, "none for campaigns"
     needed = set(re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", metadata, re.MULTILINE))
     assert {"torch", "safetensors", "archspec"} <= needed
     assert needed.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})

@@ -97,5 +97,6 @@ def _key(subject: Subject, target: Target) -> str:
         target.thread_counts,
         subject.kept_names,
         subject.reset,
+        subject.held_out.digest if subject.held_out else None,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -14,6 +14,7 @@ from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import REPAIRS, Attempt
+from freezer.freezing.choices import select
 from freezer.freezing.environment import cleared, installed_versions
 from freezer.freezing.models import (
     Subject,
@@ -27,7 +28,6 @@ from freezer.freezing.recipes import (
     Recipe,
     made_for,
     own_toolchain,
-    select,
 )
 from freezer.freezing.target import Target, toolchain
 from freezer.hardware import PORTABLE
@@ -123,6 +123,7 @@ def _candidate(
         weights="",
         build_s=0.0,
         preserve=subject.kept_names,
+        precision=recipe.precision,
     )
 
 
@@ -216,17 +217,19 @@ def build_all(
     recipes: Iterable[str],
     work: Path,
     kept: Path | None = None,
+    precision: Iterable[str] = (),
 ) -> Builds:
     """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`, unless `kept` has it.
 
-    Recipes share captures, unless the model is large.
+    Recipes share captures, unless the model is large. Lower precisions need consent.
     """
     builds = Builds()
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
     handled = sys.exception()
     kind = target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
-    selected = select(recipes, portable=kind == PORTABLE, installed=installed)
+    lower = set(precision) & set(target.device_class.precisions)
+    selected = select(recipes, portable=kind == PORTABLE, installed=installed, precision=lower)
     for index, recipe in enumerate(selected, start=1):
         folder = work / f"{target.device_class.name}-{recipe.name}"
         if kept and (kept / folder.name / CANDIDATE).is_file():

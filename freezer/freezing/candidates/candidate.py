@@ -26,6 +26,7 @@ from freezer.freezing.target import Target, toolchain
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.loaders import LOADERS
+from freezer.spec import FLOAT32
 
 CANDIDATE = "candidate.json"
 
@@ -67,6 +68,7 @@ class Candidate:
     weights: str
     build_s: float
     preserve: tuple[str, ...] = ()
+    precision: str = FLOAT32
 
     @property
     def size_bytes(self) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
@@ -19,9 +21,10 @@ from freezer.freezing.models import clear_frames, free_tensors, is_large
 from freezer.freezing.recipes import CaptureName, Recipe
 from freezer.freezing.target import Target
 from freezer.hardware import peak_memory
+from freezer.runtime.input_sets import InputSet, resize
 from freezer.runtime.tensors import program_bytes, program_tensors
 from freezer.runtime.torch_settings import threads
-from freezer.spec import Dim
+from freezer.spec import FLOAT32, Dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,8 @@ class ShapeBuild:
                 program_tensors(self.attempt.subject.model),
                 in_use=program_tensors(captured.program),
             )
-        captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
+        texts = {**captured_texts(captured.program), **captured.texts}
+        captured = self._with_samples(replace(captured, texts=texts))
         made: list[Made] = []
         for target in self.targets:
             # Only the last lowering may free the program's tensors, and only the first reports the
@@ -115,6 +119,25 @@ class ShapeBuild:
             ready = captured if target is self.targets[-1] else replace(captured, owned=())
             made.append(self._lower(ready, lowering, target, {} if made else phases))
         return made
+
+    def _with_samples(self, captured: Captured) -> Captured:
+        """The graph with samples for a lower precision, at the sizes of the shape."""
+        held_out = self.attempt.subject.held_out
+        if held_out is None or self.recipe.precision == FLOAT32:
+            return captured
+        budget = dict(held_out.accuracy.budget)
+        budget.pop("metric_drop_max", None)  # a search on it would need the user's code
+        return replace(
+            captured,
+            calibration=self._fitting(held_out.calibration),
+            search=self._fitting(held_out.search),
+            budget=budget,
+        )
+
+    def _fitting(self, sets: Sequence[InputSet]) -> tuple[tuple[Tensor, ...], ...]:
+        spec, point = self.attempt.subject.spec, self.attempt.point
+        fitting = sets if point is None else [resize(inputs, spec, point) for inputs in sets]
+        return tuple(tuple(inputs.tensors.values()) for inputs in fitting)
 
     def _lower(
         self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]

@@ -134,7 +134,7 @@ class Extreme:
         least = eager_tolerance(dtype_name(e.dtype))
         wide, right = in_double(c), in_double(e)
         apart = misplaced(wide, right)
-        if not apart.any() and _rms(wide - right) <= 0.5 * least * _rms(right):
+        if not apart.any() and rms_of(wide - right) <= 0.5 * least * rms_of(right):
             return None
         others = [in_double(answer) for answer in self._others(index)]
         for answer in others:
@@ -142,8 +142,8 @@ class Extreme:
         if apart.any():
             return f"NaN or Inf at other places than eager's ({int(apart.sum())} of {e.numel()})"
         r = right if self._float64 is None else others[0]
-        own = max(_rms(answer - r) for answer in (right, *others))
-        error, size = _rms(wide - r), _rms(r)
+        own = max(rms_of(answer - r) for answer in (right, *others))
+        error, size = rms_of(wide - r), rms_of(r)
         if error <= max(least * size, OWN_ERROR * own):
             return None
         return (
@@ -170,7 +170,8 @@ class Extreme:
         return [outputs[0] for outputs in runs if outputs is not None]
 
 
-def _rms(values: Tensor) -> float:
+def rms_of(values: Tensor) -> float:
+    """Root mean square of the finite values."""
     finite = values[values.isfinite()]
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 

@@ -102,6 +102,7 @@ def _as_candidate(incumbent: Incumbent, payloads: tuple[Payload, ...]) -> Candid
         weights=str(manifest.provenance.get("weights")),
         build_s=0.0,
         preserve=manifest.recipe.preserve,
+        precision=manifest.recipe.precision,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from freezer.artifact import (
     UNMEASURED,
+    AccuracyRecord,
     ColdStart,
     Dropped,
     Explanation,
@@ -55,6 +56,7 @@ class Trial:
         candidate: the candidate with its kept payloads.
         problem: why it failed the drift gate; None if it passed.
         drift: drift of every output in every call.
+        accuracy: of a lower precision; None for float32.
         ties: if ties explain differences from eager, the calls of the deciding way with the
             candidate's answers there.
         latency_ms: percentiles in the deciding cell.
@@ -69,6 +71,7 @@ class Trial:
     candidate: Candidate
     problem: str | None = None
     drift: DriftReport | None = None
+    accuracy: AccuracyRecord | None = None
     ties: tuple[Call, ...] = ()
     latency_ms: MeasuredLatency = UNMEASURED.latency_ms
     speedup: Speedup | None = None

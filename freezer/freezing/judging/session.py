@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from freezer.freezing.drift import Gate, Reference, run_reference
+from freezer.freezing.judging.budgets import Budget, budget_of
 from freezer.freezing.models import Subject, to_device
 from freezer.freezing.target import Target, target_here
 from freezer.hardware import PORTABLE, this_host
 from freezer.runtime.devices import current
+from freezer.runtime.held_out import Metric
 from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Limits, Objective, SamplingPolicy
 from freezer.timing import policy_for
@@ -42,6 +44,7 @@ class Session:
         timed: whether speed is measured: not on an emulated CPU.
         work: a folder for builds of repaired candidates, which stays as long as the judgement; None
             to repair none.
+        budget: what candidates of a lower precision are judged by; None without consent.
     """
 
     subject: Subject
@@ -56,6 +59,7 @@ class Session:
     serves_unmeasured: bool = False
     timed: bool = True
     work: Path | None = None
+    budget: Budget | None = None
 
     @property
     def num_threads(self) -> int:
@@ -81,12 +85,14 @@ def open_session(
     policy: SamplingPolicy,
     objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
+    accuracy_metric: Metric | None = None,
 ) -> Session:
     """Move a model to the device of a target, and run its reference there.
 
     Args:
         subject, target, limits, policy, objective, task_metric: see `Session`. What is judged by
             drift alone has the objective `p50`.
+        accuracy_metric: the function that the budget of the subject names.
 
     Raises:
         JudgeError: the eager model does not run.
@@ -109,6 +115,7 @@ def open_session(
         reference=reference,
         gate=Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64),
         timed=timed,
+        budget=None if on_drift_alone else budget_of(subject, accuracy_metric),
     )
 
 
@@ -128,6 +135,7 @@ def for_portable(
         policy=policy_for("p50", policy),
         objective="p50",
         on_drift_alone=True,
+        budget=None,
     )
 
 

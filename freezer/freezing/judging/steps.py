@@ -26,7 +26,7 @@ from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import point_figures
 from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
 from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
-from freezer.freezing.judging.trials import apply_gate
+from freezer.freezing.judging.trials import apply_gate, sharing_budget
 from freezer.freezing.judging.unmeasured import serve_unmeasured
 from freezer.freezing.judging.verdicts import decide, refuse_contradicted
 from freezer.runtime.devices import called_on
@@ -114,6 +114,7 @@ def judge(
                 " built; seed it, or load the weights from a file",
                 code="CP-WEIGHTS-DIFFER",
             )
+    session = sharing_budget(session, candidates)
     trials = tuple(Trial(candidate=candidate) for candidate in candidates)
     judgement = Judgement(
         trials=trials,

@@ -11,7 +11,15 @@ from functools import partial
 
 from torch import Tensor
 
-from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
+from freezer.artifact import (
+    ENGINES,
+    AccuracyRecord,
+    Payload,
+    payload_at,
+    payloads_for_threads,
+    without_specialized,
+)
+from freezer.compare.tensor_values import comparable
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import sentence
@@ -19,6 +27,8 @@ from freezer.freezing.drift import (
     Call,
     DriftReport,
     DriftRow,
+    Extreme,
+    Gate,
     Runner,
     assess,
     at_ties,
@@ -29,6 +39,7 @@ from freezer.freezing.drift import (
     run_calls,
     sampled,
 )
+from freezer.freezing.judging.budgets import lower_problem, worst
 from freezer.freezing.judging.calling import calling_problem
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
@@ -36,6 +47,15 @@ from freezer.freezing.models import Subject, baked_in
 from freezer.freezing.target import check_unlimited
 from freezer.runtime.tensors import leaves_of
 from freezer.runtime.torch_settings import threads
+from freezer.spec import FLOAT32
+
+
+def sharing_budget(session: Session, candidates: Sequence[Candidate]) -> Session:
+    """The session in which so many candidates share the confidence of a budget."""
+    if session.budget is None:
+        return session
+    num = sum(candidate.precision != FLOAT32 for candidate in candidates)
+    return replace(session, budget=replace(session.budget, num_candidates=num))
 
 
 def apply_gate(session: Session, judgement: Judgement) -> Judgement:
@@ -54,13 +74,15 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
 def _judged(session: Session, candidate: Candidate) -> Trial:
     if candidate.lowering in ENGINES:  # it may have been built on another machine
         check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
+    if is_lower(session, candidate):
+        session = replace(session, gate=STRUCTURE_ALONE)
     rows: list[DriftRow] = []
     ties: list[Sequence[Call]] = []
     random = None
     for num_threads, payloads in _ways_to_serve(session, candidate):
         fresh = partial(_runner, session.subject, candidate, payloads)
         with threads(num_threads):
-            judged, calls, outputs = _run(session, candidate.recipe, fresh)
+            judged, calls, outputs = _run(session, candidate, fresh)
             if outputs and not (random or any(row.problem for row in judged)):
                 random = _random_problem(session, fresh, outputs)
         ties.append(calls)
@@ -71,15 +93,47 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
     drift = report(rows, session.gate)
     problem = random if drift.passed else drift.nearest_miss
     warnings = [*session.reference.warnings, *_tie_warnings(drift)]
+    accuracy = None
+    if problem is None and is_lower(session, candidate):
+        accuracy, problem = _accuracy(session, candidate)
     if problem is None:
         problem, lost = _at_extremes(session, candidate)
         warnings += lost
     return Trial(
         candidate=replace(candidate, warnings=(*candidate.warnings, *warnings)),
         drift=drift,
+        accuracy=accuracy,
         problem=problem,
         ties=tuple(ties[0]) if ties else (),
     )
+
+
+STRUCTURE_ALONE = Gate(error_ratio_max=1e30, float64=True)
+"""The gate of a lower precision, whose errors its budget judges."""
+
+
+def is_lower(session: Session, candidate: Candidate) -> bool:
+    """Whether a candidate is judged by a budget: it has a lower precision, which has consent."""
+    return candidate.precision != FLOAT32 and session.budget is not None
+
+
+def _accuracy(session: Session, candidate: Candidate) -> tuple[AccuracyRecord | None, str | None]:
+    """Judge each payload of a candidate by the budget; return the worst record, and the first
+    problem.
+    """
+    assert session.budget is not None, "the candidate is judged by it"
+    if not session.reference.deterministic or session.reference.stateful:
+        return None, "the model draws random numbers or keeps state; no budget can judge it"
+    records = []
+    for payload in candidate.payloads:
+        with threads(payload.num_threads or session.num_threads):
+            model = candidate.open(session.subject, [payload])
+            record, problem = session.budget.judge(model, payload, candidate.precision)
+        if problem:
+            where = f"{payload.path}: " if len(candidate.payloads) > 1 else ""
+            return record, where + problem
+        records.append(record)
+    return worst(records), None
 
 
 def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, list[str]]:
@@ -87,12 +141,14 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
     it loses NaN and Inf, which is a problem if the limits say so.
     """
     reference, names = session.reference, session.output_names
+    precision = candidate.precision if is_lower(session, candidate) else FLOAT32
     num_threads, payloads = next(_ways_to_serve(session, candidate))
     fresh = partial(_runner, session.subject, candidate, payloads)
     lost: list[str] = []
     with threads(num_threads):
         runner = fresh()
         for extreme in reference.extremes:
+            problem = None
             runner = fresh() if reference.stateful else runner
             try:
                 answers = copied(runner.call(extreme.inputs))
@@ -101,15 +157,27 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
                 return f"{extreme.name}: {raised}", []
             if extreme.missing:
                 lost += filter(None, [extreme.lost(names, answers)])
-            elif problem := extreme.problem(names, answers):
+            elif precision != FLOAT32:
+                problem = lower_problem(extreme, names, answers, precision)
+            else:
+                problem = extreme.problem(names, answers)
+            if problem:
                 return problem, []
         if len(reference.normal) == 2 and not reference.stateful:
+            first, second = reference.normal
+            if precision != FLOAT32:
+                first, second = _as_alone(first, runner), _as_alone(second, runner)
             model = candidate.open(session.subject, payloads)
-            if problem := calling_problem(model, *reference.normal, names):
+            if problem := calling_problem(model, first, second, names):
                 return problem, []
     if lost and session.limits.nan == "keep":
         return f"{lost[0]}; limits.nan is keep", []
     return None, lost
+
+
+def _as_alone(normal: Extreme, runner: Runner) -> Extreme:
+    """A set with the answer of a candidate in place of eager's: it must repeat that."""
+    return replace(normal, eager=copied(runner.call(normal.inputs)))
 
 
 def _tie_warnings(drift: DriftReport) -> list[str]:
@@ -125,7 +193,7 @@ def _tie_warnings(drift: DriftReport) -> list[str]:
 
 
 def _run(
-    session: Session, recipe: str, fresh: Callable[[], Runner]
+    session: Session, candidate: Candidate, fresh: Callable[[], Runner]
 ) -> tuple[list[DriftRow], Sequence[Call], list[list[Tensor]]]:
     """Run a candidate, and compare its outputs with the reference.
 
@@ -144,12 +212,22 @@ def _run(
                 raise JudgeError(f"{len(leaves)} outputs, eager gives {len(call.eager)}")
             if not reference.deterministic:
                 outputs.append(leaves)
-            yield replace(call, candidate=leaves)
+            noise = call.noise_rmse
+            if is_lower(session, candidate):  # whose integers may differ within the budget
+                noise = _with_integers(call)
+            yield replace(call, candidate=leaves, noise_rmse=noise)
 
-    rows = assess(recipe, session.output_names, calls(), session.gate, reference.scales)
-    if reference.deterministic and any(row.problem for row in rows):
+    rows = assess(candidate.recipe, session.output_names, calls(), session.gate, reference.scales)
+    exact = not is_lower(session, candidate)
+    if exact and reference.deterministic and any(row.problem for row in rows):
         return *_without_ties(session, rows, list(calls())), []
     return rows, (), outputs
+
+
+def _with_integers(call: Call) -> list[float]:
+    """The noise of a call in which integers and bools may differ."""
+    pairs = zip(call.noise_rmse, call.eager, strict=True)
+    return [rmse if comparable(eager) else 1.0 for rmse, eager in pairs]
 
 
 def _without_ties(

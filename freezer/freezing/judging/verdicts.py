@@ -14,7 +14,7 @@ from dataclasses import replace
 from freezer.artifact import Tradeoff, num_items
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again
 from freezer.freezing.judging.session import Session
-from freezer.freezing.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES, is_exact
 from freezer.hardware import this_host
 from freezer.spec import CLOCKS, MARKS, Limits, timing_of
 from freezer.timing import Sampling, Speedup
@@ -35,6 +35,10 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     nearest.
     """
     verdict, reason, best = _decided(session, judgement)
+    refused = [trial for trial in judgement.trials if trial.problem and not is_exact(trial.recipe)]
+    for trial in refused:
+        if trial is not best:
+            reason += f"; {trial.recipe}: {trial.problem}"
     return replace(
         judgement,
         verdict=verdict,
@@ -80,9 +84,10 @@ def _untimed(session: Session, passing: Sequence[Trial]) -> tuple[Verdict, str, 
     """
     order = list(RECIPES)
 
-    def rank(trial: Trial) -> tuple[bool, bool, int]:
+    def rank(trial: Trial) -> tuple[bool, bool, bool, int]:
         is_small = over_footprint(session.limits, trial) is None
-        return is_small, RECIPES[trial.recipe].auto, order.index(trial.recipe)
+        recipe = RECIPES[trial.recipe]
+        return is_small, is_exact(recipe.name), recipe.auto, order.index(recipe.name)
 
     best = max(passing, key=rank)
     if problem := over_footprint(session.limits, best):
@@ -161,6 +166,8 @@ def _praise(session: Session, trial: Trial) -> str:
     """Why a trial won."""
     faster, by = _speedup(trial), _BY[timing_of(session.objective)]
     speed = f"{faster} times as fast as eager{by} ({faster.least})"
+    if trial.accuracy is not None:
+        speed += f"; {trial.accuracy}"
     if session.objective != "size":
         return f"{trial.recipe} is {speed}"
     size_mb = trial.candidate.size_bytes / 1e6

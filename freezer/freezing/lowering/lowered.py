@@ -9,16 +9,18 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
-from freezer.artifact import FreezingReport, PayloadKind
-from freezer.errors import BuildError, UsageError
+from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
+from freezer.errors import BuildError, MissingDependencyError, UsageError, first_line
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import root_cause, sentence
+from freezer.freezing.recipes import Settings
+from freezer.packages import install_command
 
 
 @contextlib.contextmanager
@@ -71,6 +73,55 @@ class Lowered:
     report: FreezingReport = field(default_factory=FreezingReport)
     texts: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def quantizing(package: str) -> Iterator[None]:
+    """Make every error of the block a BuildError that names the package that quantizes."""
+    try:
+        yield
+    except ImportError as error:
+        code = MissingDependencyError.code
+        raise BuildError(f"{error}; {install_command(package)}", code=code) from error
+    except Exception as error:
+        raise BuildError(
+            f"{package} does not quantize this model: {type(error).__name__}: {first_line(error)};"
+            " leave the recipe out for it",
+            code="CP-PRECISION",
+        ) from error
+
+
+def with_precisions(
+    report: FreezingReport,
+    settings: Settings,
+    products: Iterable[tuple[str, str]],
+) -> FreezingReport:
+    """Add the precision of each convolution and matrix product to the report of a recipe.
+
+    Args:
+        report: the report.
+        settings: settings of the recipe; `computes` is its precision.
+        products: name and precision of each product in what was built.
+
+    Raises:
+        BuildError: none is in the precision of the recipe; code CP-PRECISION.
+    """
+    wanted = settings["computes"].partition("+")[0]
+    found = list(products)
+    counts = Counter(precision for _, precision in found)
+    if not counts[wanted]:
+        runs = ", ".join(f"{num} in {name}" for name, num in counts.items()) or "it has none"
+        raise BuildError(
+            f"no convolution or matrix product runs in {wanted} ({runs}): the payload stayed in"
+            " floating point without saying so; leave the recipe out for this model",
+            code="CP-PRECISION",
+        )
+    kept = [
+        KeptTensor(name=name, reason=f"runs in {precision}: the engine has no {wanted} kernel here")
+        for name, precision in found
+        if precision not in settings["computes"].split("+")
+    ]
+    return replace(report, precisions=dict(counts), kept_exact=tuple(kept))
 
 
 CODE, GRAPH = "code.txt", "graph.txt"

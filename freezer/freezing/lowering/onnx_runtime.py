@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from freezer.errors import BuildError, MissingDependencyError
 from freezer.freezing.capture import Captured
@@ -18,17 +19,40 @@ from freezer.freezing.diagnostics import quiet
 from freezer.freezing.environment import installed_versions
 from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
 from freezer.freezing.lowering.integers import check_integers
-from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
+from freezer.freezing.lowering.lowered import (
+    GRAPH,
+    Lowered,
+    build_errors,
+    check_stateless,
+    quantizing,
+    timed,
+    with_precisions,
+)
 from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.packages import install_command
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
+from freezer.spec import FLOAT32
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
+
+_PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+
+_INTEGER_PRODUCTS = (
+    "QLinearConv",
+    "QLinearConvTranspose",
+    "QLinearMatMul",
+    "QGemm",
+    "MatMulIntegerToFloat",
+    "ConvInteger",
+    "MatMulInteger",
+    "QAttention",
+)
+"""Operators that compute convolutions and matrix products, and those that do in int8."""
 
 
 def build(
@@ -66,6 +90,10 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):
         model = to_onnx(captured.program)
+    computes = settings.get("computes", FLOAT32)
+    if computes != FLOAT32:
+        with timed(phases_s, "quantize"):
+            model = _quantized(model, captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
         model = optimized(
@@ -73,6 +101,8 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
             path.parent,
             settings,
         )
+    if computes != FLOAT32:
+        report = with_precisions(report, settings, _products(model.graph))
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
     report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
@@ -92,6 +122,57 @@ def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
         )
     assert made is not None, "it is returned if no file is named"
     return made.model_proto
+
+
+def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProto:
+    """The model with quantized convolutions and matrix products, and in convnets what is between
+    them: softmax and norms of transformers lose too much.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    kinds = _operators(model.graph)
+    is_transformer = kinds["Softmax"] and kinds["LayerNormalization"]
+    names = [port.name for port in model.graph.input]
+    scratched = tempfile.TemporaryDirectory(dir=folder)
+    with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
+        prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
+        quant_pre_process(model, str(prepared))
+        quantize_static(
+            str(prepared),
+            str(target),
+            _Calibration(names, captured.calibration),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=list(_PRODUCTS) if is_transformer else None,
+        )
+        return _loaded(target)
+
+
+class _Calibration:
+    """Inputs for ONNX Runtime's quantizer, which reads them until None."""
+
+    def __init__(self, names: Sequence[str], calls: Sequence[Sequence[Tensor]]) -> None:
+        self._names = names
+        self._calls = iter(calls)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The inputs of the next call by name; None after the last."""
+        call = next(self._calls, None)
+        if call is None:
+            return None
+        return {name: tensor.numpy() for name, tensor in zip(self._names, call, strict=True)}
+
+
+def _products(graph: GraphProto) -> Iterator[tuple[str, str]]:
+    """Name and precision of each product of an optimized graph."""
+    for node in graph.node:
+        if node.op_type in _PRODUCTS or node.op_type.startswith("Fused"):
+            yield node.name, FLOAT32
+        elif node.op_type in _INTEGER_PRODUCTS:
+            yield node.name, "int8"
 
 
 def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
@@ -121,7 +202,6 @@ def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
 
 def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:
     """The model after ONNX Runtime's optimizations that hold on every CPU."""
-    import onnx
     import onnxruntime
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -134,7 +214,13 @@ def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto
             options,
             providers=["CPUExecutionProvider"],
         )
-        return onnx.load(str(target))
+        return _loaded(target)
+
+
+def _loaded(path: Path) -> ModelProto:
+    import onnx
+
+    return onnx.load(str(path))
 
 
 def _operators(graph: GraphProto) -> Counter[str]:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,15 @@ from freezer.freezing.lowering.exported_programs import (
     values_named,
 )
 from freezer.freezing.lowering.integers import check_integers
-from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
+from freezer.freezing.lowering.lowered import (
+    GRAPH,
+    Lowered,
+    build_errors,
+    check_stateless,
+    timed,
+    with_precisions,
+)
+from freezer.freezing.lowering.quantized_openvino import quantized
 from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -41,6 +49,7 @@ from freezer.runtime.loaders import (
     EngineCalls,
     import_openvino,
 )
+from freezer.spec import FLOAT32
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -52,6 +61,21 @@ _ALIGNMENT = 64
 
 _PADDING = 0xD935
 """Kind of a ZIP header's extra field that aligns the content, as zipalign writes it."""
+
+_PRODUCTS = (
+    "Convolution",
+    "Deconvolution",
+    "FullyConnected",
+    "MatMul",
+    "RNNCell",
+    "RNNSeq",
+    "ScaledDotProductAttention",
+    "ScaledDotProductAttentionWithKVCache",
+)
+"""Kinds of executed nodes that are convolutions or matrix products."""
+
+_PRECISIONS = {"f32": FLOAT32, "u8": "int8", "i8": "int8"}
+"""Precisions by OpenVINO's names; others are the same."""
 
 _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
@@ -76,10 +100,10 @@ def build(
     check_stateless(captured, "openvino")
     with build_errors("openvino"), torch.no_grad():
         check_unlimited(target, "OpenVINO")
-        return _build(captured, path, import_openvino("a build needs OpenVINO"))
+        return _build(captured, path, settings, import_openvino("a build needs OpenVINO"))
 
 
-def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
+def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleType) -> Lowered:
     check_real(captured.program, "openvino")
     check_integers(captured, "openvino", in_64_bits=False)
     program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
@@ -88,11 +112,29 @@ def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
         model = to_openvino(program, openvino)
         inputs = _inputs_of(program, model)
         model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+    computes = settings.get("computes", FLOAT32)
+    if computes.startswith("int8"):
+        with timed(phases_s, "quantize"):
+            model = quantized(model, captured, inputs, settings)
+    if computes != FLOAT32:
+        with timed(phases_s, "count"):
+            report = with_precisions(report, settings, _products(model, settings, openvino))
     with timed(phases_s, "save"):
         calls = EngineCalls(inputs=inputs, orders=tuple(orders))
         _save(model, path, calls, openvino)
     report = replace(report, ops_after=_operators(model), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
+
+
+def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
+    """Name and precision of each product that the compiled model runs on this CPU."""
+    compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
+    for op in compiled.get_runtime_model().get_ordered_ops():
+        info = {name: str(value.value) for name, value in op.get_rt_info().items()}
+        if info.get("layerType") in _PRODUCTS:
+            name = info.get("originalLayersNames", "").partition(",")[0]
+            precision = info["runtimePrecision"]
+            yield name or op.get_friendly_name(), _PRECISIONS.get(precision, precision)
 
 
 def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

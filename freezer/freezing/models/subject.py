@@ -29,9 +29,10 @@ from freezer.freezing.models.checks import (
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
 from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.runtime.devices import CPU, tensors_on
+from freezer.runtime.held_out import HeldOut, read_held_out
 from freezer.runtime.input_sets import InputSet, generate_at, needs_range, on_device, resize
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
-from freezer.spec import DTYPES, InputSpec, OutputSpec, OutputStructure
+from freezer.spec import DTYPES, Accuracy, InputSpec, OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Subject:
         host: for a subject on a GPU, the same subject on the CPU.
         observed: whether the ranges of integers are those of an example, not declared.
         dtypes: of the weights and of what eager computes with, such as `bfloat16` under autocast.
+        held_out: samples of the budget of a lower precision, on the CPU; None without consent.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Subject:
     host: Subject | None = None
     observed: bool = False
     dtypes: frozenset[str] = frozenset()
+    held_out: HeldOut | None = None
 
     @property
     def scripted(self) -> bool:
@@ -120,6 +123,7 @@ class SubjectOptions:
         fill_up: add generated input sets to the samples.
         device: where the model is first run. The subject is made on the CPU all the same; see
             `to_device`.
+        accuracy: budget of a lower precision.
     """
 
     preserve: Sequence[str] = ()
@@ -127,6 +131,7 @@ class SubjectOptions:
     points: Sequence[Mapping[str, int]] = ()
     fill_up: bool = False
     device: torch.device = CPU
+    accuracy: Accuracy | None = None
 
 
 def prepare(
@@ -164,6 +169,7 @@ def prepare(
         dtypes=frozenset(dtypes),
         preserve=tuple(options.preserve),
         reset=options.reset,
+        held_out=read_held_out(options.accuracy, spec) if options.accuracy else None,
     )
 
 

@@ -18,6 +18,7 @@ from traceback import format_exception
 from torch import Tensor
 
 from freezer.artifact import (
+    GOLDEN_EAGER,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MANIFEST,
@@ -36,7 +37,7 @@ from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
-from freezer.runtime.tensors import tensors_bytes
+from freezer.runtime.tensors import leaves_of, tensors_bytes
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
@@ -195,6 +196,8 @@ def write_golden(
     reference = replace(session.reference, calls=winner.ties or session.reference.calls)
     scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
     slice_errors = _slice_errors(names, reference, indices)
+    if winner.accuracy is not None:  # the canary knows the error of each output alone
+        scales, slice_errors = {}, {}
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
@@ -215,6 +218,21 @@ def write_golden(
     return tuple(sets)
 
 
+def write_eager(session: Session, folder: Path) -> list[str]:
+    """Write eager's answers on the judged samples, with which `verify` judges a budget again;
+    return the paths, none where they are larger than GOLDEN_BYTES.
+    """
+    assert session.budget is not None, "a lower precision has a budget"
+    answers: dict[str, Tensor] = {}
+    for index, answer in enumerate(session.budget.eager(session.budget.held_out.judged)):
+        for name, tensor in zip(session.output_names, leaves_of(answer), strict=True):
+            answers[f"{index}/{name}"] = tensor
+    if tensors_bytes(answers.values()) > GOLDEN_BYTES:
+        return []
+    save_tensors(answers, folder / GOLDEN_EAGER)
+    return [GOLDEN_EAGER]
+
+
 def _golden_outputs(call: Call) -> list[Tensor]:
     """The reference, cast to the outputs' dtypes; eager's where it returns NaN, Inf or integers."""
     golden = []
@@ -225,13 +243,18 @@ def _golden_outputs(call: Call) -> list[Tensor]:
 
 
 def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
-    """Eager's own error of each output in the single call with an input set."""
+    """Eager's own error of each output in the single call with an input set; that of a lower
+    precision, whose error on another machine is about the same.
+    """
     assert winner.drift is not None, "a winner has passed the drift gate"
-    return {
-        row.output: row.native_rmse
-        for row in winner.drift.rows
-        if row.kind == "single" and row.set_index == index and row.native_rmse is not None
-    }
+    errors: dict[str, float] = {}
+    for row in winner.drift.rows:
+        error = row.native_rmse
+        if winner.accuracy is not None and row.rmse is not None:
+            error = max(row.rmse, errors.get(row.output, 0.0))
+        if row.kind == "single" and row.set_index == index and error is not None:
+            errors[row.output] = error
+    return errors
 
 
 def _slice_errors(

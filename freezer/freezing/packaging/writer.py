@@ -38,6 +38,7 @@ from freezer.freezing.candidates import EVIDENCE, Candidate, architecture_digest
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.packaging.evidence import (
     golden_indices,
+    write_eager,
     write_golden,
     write_tables,
     write_texts,
@@ -112,6 +113,8 @@ def _write_files(
     write_texts(candidate.folder, folder / EVIDENCE)
     write_tables(judgement, folder / EVIDENCE)
     paths = [GOLDEN_INPUTS, GOLDEN_OUTPUTS]
+    if winner.accuracy is not None:
+        paths += write_eager(session, folder)
     paths += sorted(f"{EVIDENCE}/{path.name}" for path in (folder / EVIDENCE).iterdir())
     return golden, tuple(file_ref(folder, path, _MEDIA[Path(path).suffix]) for path in paths)
 
@@ -147,6 +150,7 @@ def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest
             objective=session.objective,
         ),
         latency=_latency(session, judgement, winner),
+        accuracy=winner.accuracy,
         provenance={},
     )
 
@@ -160,6 +164,7 @@ def _recipe(candidate: Candidate, reset: str | None) -> RecipeRecord:
         tried=candidate.tried,
         preserve=candidate.preserve,
         reset=reset,
+        precision=candidate.precision,
     )
 
 

@@ -31,6 +31,7 @@ from freezer.runtime.loaders.openvino import (
     EngineCalls,
     import_openvino,
     open_openvino,
+    without_telemetry,
 )
 from freezer.runtime.tensors import addresses_of, program_tensors
 
@@ -51,6 +52,7 @@ __all__ = [
     "own_memory",
     "session_options",
     "torchscript_deprecations_silenced",
+    "without_telemetry",
 ]
 
 

@@ -11,7 +11,8 @@ import json
 import sys
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -100,21 +101,29 @@ def import_openvino(why: str) -> ModuleType:
     Raises:
         MissingDependencyError: it cannot be imported.
     """
-    with _import:
-        telemetry = _TELEMETRY not in sys.modules
-        if telemetry:
-            sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # OpenVINO then imports a stub of its own
+    with without_telemetry():
         try:
             import openvino
         except ImportError as error:
             raise MissingDependencyError(
                 f"{why}, which cannot be imported ({error}); {install_command('openvino')}"
             ) from error
-        finally:
-            if telemetry:
-                del sys.modules[_TELEMETRY]
     module: ModuleType = openvino
     return module
+
+
+@contextmanager
+def without_telemetry() -> Iterator[None]:
+    """Let OpenVINO's packages that the block imports use a stub instead of its telemetry."""
+    with _import:
+        imported = sys.modules.get(_TELEMETRY)
+        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            del sys.modules[_TELEMETRY]
+            if imported is not None:
+                sys.modules[_TELEMETRY] = imported
 
 
 def _read(path: Path) -> tuple[str, Array, EngineCalls]:

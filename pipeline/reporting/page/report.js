@@ -73,7 +73,10 @@ function cellOf(model, name) {
 }
 
 // What is published as portable serves where nothing better does.
-const verdictName = (row) => (row.verdict === "published" && row.device_class === "portable" ? "published (fallback)" : row.verdict);
+const verdictName = (row) => {
+  const note = row.device_class === "portable" ? "fallback" : row.accuracy;
+  return row.verdict === "published" && note ? `published (${note})` : row.verdict;
+};
 
 // Eager runs alike in the judges of portable and of one CPU class; the others may limit the instruction set.
 function unlikeEager(model) {

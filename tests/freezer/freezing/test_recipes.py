@@ -8,8 +8,9 @@ import pytest
 
 from freezer.artifact import PayloadKind
 from freezer.errors import UsageError
+from freezer.freezing.choices import check_consented, check_used, left_out, select
 from freezer.freezing.lowering import LOWERINGS
-from freezer.freezing.recipes import RECIPES, left_out, own_toolchain, select
+from freezer.freezing.recipes import RECIPES, is_exact, own_toolchain
 from freezer.packages import install_command
 from freezer.runtime.loaders import LOADERS
 
@@ -26,9 +27,25 @@ def test_select_auto_and_all() -> None:
         "onnxruntime",
         "inductor-frozen",
     ]
-    assert names("all") == [name for name in RECIPES if name != "portable"]
+    assert names("all") == [name for name in RECIPES if name != "portable" and is_exact(name)]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]
+
+
+def test_lower_precision_needs_consent() -> None:
+    def lower(*precision: str) -> set[str]:
+        chosen = select(["auto"], portable=False, precision=precision)
+        return {recipe.name for recipe in chosen if not is_exact(recipe.name)}
+
+    assert lower() == set()
+    assert lower("bf16") == {"openvino-bf16", "inductor-bf16"}
+    assert lower("int8") == {"openvino-int8", "onnxruntime-int8", "inductor-int8"}
+    assert lower("bf16", "int8") == {*lower("bf16"), *lower("int8"), "openvino-int8-bf16"}
+    with pytest.raises(UsageError) as refused:
+        check_consented(["openvino-int8-bf16"], ["int8"])
+    assert refused.value.code == "CP-ACCURACY"
+    with pytest.raises(UsageError):
+        check_used(["openvino"], ["int8"])
 
 
 def test_select_by_name() -> None:

@@ -353,3 +353,42 @@ def test_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
     path.write_text('{"name": "a", "tags": {"x": "\\ud800"}}')
     with pytest.raises(CatalogError):
         read_catalog(path)
+
+
+def test_reads_consent_to_lower_precision(tmp_path: Path) -> None:
+    arrays = {f"{index}/x": np.zeros((2, 16), np.float32) for index in range(8)}
+    labels = {f"{index}/y": np.zeros(2, np.int64) for index in range(8)}
+    np.savez(tmp_path / "held_out.npz", **arrays, **labels)  # type: ignore[arg-type]
+    text = """
+        defaults: {precision: [int8], accuracy: {samples: held_out.npz, labels: y}}
+        models:
+          - name: good
+            source: python:campaign_models:good
+            inputs: {x: {shape: [batch, 16]}}
+            dims: {batch: {max: 8}}
+            accuracy: {metric: "python:campaign_models:good", metric_drop_max: 0.01}
+        """
+    (read,) = read_catalog(write(tmp_path, text)).entries
+    assert read.precision == ("int8",)
+    assert read.accuracy is not None
+    assert read.accuracy.samples == tmp_path / "held_out.npz"
+    assert read.accuracy.metric == "campaign_models:good"
+    assert read.accuracy.budget == {"metric_drop_max": 0.01}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "[int8]"},
+        {"precision": "[int4]", "accuracy": "{sqnr_db_min: 20}"},
+        {"precision": "[int8]", "accuracy": "{sqnr_db_min: 20}"},
+        {"accuracy": "{sqnr_db_min: 20}"},
+        {"precision": "[bf16]", "accuracy": "{sqnr_db_min: 20}", "recipes": "[openvino]"},
+        {"precision": "[bf16]", "accuracy": "{cosine_min: 0.9, samples: gone.npz}"},
+        {"recipes": "[openvino-int8]"},
+    ],
+)
+def test_consent_that_cannot_be_judged_is_refused(tmp_path: Path, fields: dict[str, str]) -> None:
+    (problem,) = read_catalog(write(tmp_path, entry(**fields))).problems
+    assert problem.code == "CP-ENTRY"
+    assert problem.field in ("accuracy", "precision.0")

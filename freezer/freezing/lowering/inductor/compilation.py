@@ -31,6 +31,12 @@ from freezer.freezing.lowering.inductor.objects import (
     reproducible,
     reused_objects,
 )
+from freezer.freezing.lowering.inductor.precision import (
+    PACKED,
+    autocast_to,
+    in_precision,
+    products_of,
+)
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -49,6 +55,7 @@ from freezer.freezing.lowering.lowered import (
     check_stateless,
     shortened,
     timed,
+    with_precisions,
 )
 from freezer.freezing.models import free_tensors
 from freezer.freezing.recipes import BESIDE, RECIPES, Settings
@@ -58,6 +65,7 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.tensors import program_bytes, program_dtypes
 from freezer.runtime.torch_settings import plain_precision
+from freezer.spec import FLOAT32
 
 SUFFIX = ".pt2"
 
@@ -100,14 +108,18 @@ def _build(
     size_mb = program_bytes(captured.program) / 1e6
     beside = size_mb > settings["weights_beside_above_mb"] and target.device.type == "cpu"
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
-    layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
+    computes = settings.get("computes", FLOAT32)
+    dtypes = {*program_dtypes(captured.program), *filter(None, [PACKED.get(computes)])}
+    layouts = packed_layouts(target, dtypes) if packs else {}
     config = configuration(settings["inductor"], target, beside=beside)
     report = report_before(captured)
-    watched = Watched(captured, beside=beside)
+    watched = Watched(captured, computes, beside=beside)
     phases_s: dict[str, float] = {}
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
-            files = compile_program(captured.program, target, config, cache, watched)
+            files = compile_program(captured, target, config, cache, watched)
+        if computes != FLOAT32:
+            report = with_precisions(report, settings, watched.products)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
@@ -130,7 +142,7 @@ def _build(
 
 
 def compile_program(
-    program: torch.export.ExportedProgram,
+    captured: Captured,
     target: Target,
     config: Mapping[str, object],
     cache: Path,
@@ -152,17 +164,19 @@ def compile_program(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
-        args, kwargs = program.example_inputs
+        args, kwargs = captured.program.example_inputs
+        module = captured.program.module(check_guards=False)
+        module = in_precision(module, watched.computes, captured.calibration)
         options = known({**_changed_by_program(), **config, **_passes(watched)})
-        module = program.module(check_guards=False)
-        return list(
-            aot_compile(
-                module,
-                args,
-                kwargs,
-                options=options,
+        with autocast_to(watched.computes):
+            return list(
+                aot_compile(
+                    module,
+                    args,
+                    kwargs,
+                    options=options,
+                )
             )
-        )
 
 
 def _passes(watched: Watched) -> dict[str, object]:
@@ -191,18 +205,22 @@ class Watched:
     """Inductor's functions that freeze a program and compile its code, observed.
 
     Attributes:
+        computes: precision of the recipe.
+        products: name and precision of each convolution and matrix product.
         ops: number of calls by kind: Inductor's kernels, and operators of oneDNN, MKL or torch.
         code: code of the wrapper and the kernels.
         graph: text of the final graph.
         table: table of the weights, if they are stored beside the library.
     """
 
-    def __init__(self, captured: Captured, *, beside: bool) -> None:
+    def __init__(self, captured: Captured, computes: str = FLOAT32, *, beside: bool) -> None:
         from torch._inductor import codecache, freezing
 
         self._freeze, self._compile = freezing.freeze, codecache.AotCodeCompiler.compile
         self._owned = captured.owned
         self._beside = beside
+        self.computes = computes
+        self.products: list[tuple[str, str]] = []
         self.ops: Counter[str] = Counter()
         self.code = self.graph = self.table = ""
 
@@ -227,7 +245,7 @@ class Watched:
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""
         wrapper = reproducible(wrapper)
-        self.ops = _calls(graph)
+        self.ops, self.products = _calls(graph), list(products_of(graph))
         self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
         if self._beside:
             self.table = weights_table(graph)

@@ -98,7 +98,7 @@ def passes_of(
     config = configuration(settings["inductor"], target, beside=False)
     with own_cache(folder) as cache, torch.no_grad(), _observed(recorded):
         try:
-            compile_program(captured.program, target, config, cache, recorded)
+            compile_program(captured, target, config, cache, recorded)
         except Exception:
             if not recorded.finished:
                 raise
@@ -144,7 +144,7 @@ def run_with_outputs(
     config = configuration(settings["inductor"], target, beside=False)
     with own_cache(folder) as cache, torch.no_grad():
         extended = _Extended(captured, choose)
-        files = compile_program(captured.program, target, config, cache, extended)
+        files = compile_program(captured, target, config, cache, extended)
         package = folder / "explained.pt2"
         package_pt2(str(package), aoti_files=files)
         run = LOADERS["inductor"](package, settings)

@@ -1,0 +1,150 @@
+"""Budgets: judge a candidate of a lower precision on held-out samples that neither calibration nor
+search has seen. It never meets the drift gate of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from freezer.artifact import AccuracyRecord, Payload
+from freezer.compare.tensor_values import comparable, in_double
+from freezer.freezing.drift import Extreme, misplaced, rms_of
+from freezer.freezing.models import Subject, call_source
+from freezer.freezing.sources import find_function
+from freezer.runtime.accuracy import CONFIDENCE
+from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
+from freezer.runtime.input_sets import InputSet, resize
+from freezer.runtime.tensors import leaves_of, tensors_bytes
+from freezer.spec import METRIC, Accuracy
+
+KEPT_BYTES = 256 * 1024 * 1024
+"""Most that eager's answers may take to be kept in memory."""
+
+SHARES = {"bf16": 0.1, "int8": 0.5}
+"""Error at extreme sets that passes, as a share of the output's root mean square: it still computes
+the same function, and the budget judges the rest."""
+
+_BEYOND = ("values ", "whole ")
+"""Starts of the names of sets far from real values, where what was calibrated ends: only NaN and
+Inf are judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A budget, and eager's answers on the judged samples.
+
+    Attributes:
+        metric: the function that the budget names.
+        num_candidates: candidates that are judged by it in this session.
+    """
+
+    subject: Subject
+    held_out: HeldOut
+    metric: Metric | None
+    num_candidates: int = 1
+    _kept: dict[str, list[Any]] = field(default_factory=dict)
+
+    def judge(
+        self, model: FrozenModel, payload: Payload, precision: str
+    ) -> tuple[AccuracyRecord, str | None]:
+        """Judge a model with one payload; return the record, and why it does not keep the budget.
+
+        Raises:
+            JudgeError: eager does not run, or an answer has no decisions or no quality.
+        """
+        sets = [_fitting(inputs, payload, self.subject) for inputs in self.held_out.judged]
+        answers = (model(**inputs.cloned()) for inputs in sets)
+        judged = judge_answers(
+            self.held_out, self.metric, self.eager(sets), answers, self.num_candidates
+        )
+        accuracy = self.held_out.accuracy
+        record = AccuracyRecord(
+            precision=precision,
+            budget=accuracy.budget,
+            metric=accuracy.metric,
+            labels=accuracy.labels,
+            measured=judged.measured,
+            bounds=judged.bounds,
+            confidence=CONFIDENCE,
+            num_candidates=self.num_candidates,
+            samples=self.held_out.counts,
+            seed=SEED,
+            digest=self.held_out.digest,
+        )
+        return record, judged.problem
+
+    def eager(self, sets: Sequence[InputSet]) -> Iterator[Any]:
+        """Eager's answers, which are kept for the next candidate unless they are large."""
+        key = str([dict(inputs.point) for inputs in sets])
+        if key in self._kept:
+            yield from self._kept[key]
+            return
+        model, kept, size = self.subject.on_host.fresh(), [], 0
+        for inputs in sets:
+            answer = call_source(model, self.subject.spec, inputs.cloned())
+            size += tensors_bytes(leaves_of(answer))
+            if size <= KEPT_BYTES:
+                kept.append(answer)
+            yield answer
+        if len(kept) == len(sets):
+            self._kept[key] = kept
+
+
+def budget_of(subject: Subject, metric: Metric | None) -> Budget | None:
+    """The budget of a subject; None without consent to lower precision."""
+    if subject.held_out is None:
+        return None
+    return Budget(subject=subject, held_out=subject.held_out, metric=metric)
+
+
+def metric_of(accuracy: Accuracy | None, search_path: Sequence[str]) -> Metric | None:
+    """The function that a budget names; None without one.
+
+    Raises:
+        SourceError: it cannot be imported.
+    """
+    if accuracy is None or accuracy.metric is None:
+        return None
+    return find_function(accuracy.metric, search_path)
+
+
+def lower_problem(
+    extreme: Extreme, names: Sequence[str], answers: Sequence[Tensor], precision: str
+) -> str | None:
+    """What is wrong with the outputs of a lower precision at an extreme set; None if nothing is."""
+    share = SHARES[precision.partition("+")[0]]
+    for name, e, c in zip(names, extreme.eager, answers, strict=True):
+        problem = None
+        wide, right = in_double(c), in_double(e)
+        if c.shape != e.shape or c.dtype != e.dtype:
+            problem = f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
+        elif comparable(e) and misplaced(wide, right).any():
+            problem = "NaN or Inf at other places than eager's"
+        elif comparable(e) and not extreme.name.startswith(_BEYOND):
+            error, size = rms_of(wide - right), rms_of(right)
+            if error > share * size:
+                problem = f"an error of {error:.3g}, where the values are of {size:.3g}"
+        if problem:
+            return f"{extreme.name}: output {name!r}: {problem}"
+    return None
+
+
+def _fitting(inputs: InputSet, payload: Payload, subject: Subject) -> InputSet:
+    """A sample at sizes that a payload takes."""
+    if payload.accepts(inputs.point):
+        return inputs
+    return resize(inputs, subject.spec, {dim.name: dim.min for dim in payload.dims})
+
+
+def worst(records: Sequence[AccuracyRecord]) -> AccuracyRecord:
+    """The record of the payload whose bounds are the least safe."""
+
+    def safety(record: AccuracyRecord) -> tuple[float, ...]:
+        return tuple(-value if name == METRIC else value for name, value in record.bounds.items())
+
+    return min(records, key=safety)

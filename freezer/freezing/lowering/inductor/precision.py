@@ -1,0 +1,97 @@
+"""Lower precision in Inductor: autocast to bfloat16, and int8 by torchao's quantizer for x86; and
+what a compiled graph really runs in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freezer.freezing.diagnostics import quiet
+from freezer.freezing.lowering.lowered import quantizing
+from freezer.spec import FLOAT32
+
+PACKED = {"bf16": "bfloat16", "int8": "int8"}
+"""Dtype whose layout the packed weights of a precision have."""
+
+_PRODUCTS = ("conv", "linear", "mm", "attention")
+"""Parts of the names of operators that compute convolutions and matrix products."""
+
+
+def autocast_to(precision: str) -> contextlib.AbstractContextManager[object]:
+    """The context in which Inductor traces a program for a precision."""
+    if precision != "bf16":
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def in_precision(
+    module: torch.fx.GraphModule, precision: str, calibration: Sequence[Sequence[Tensor]]
+) -> torch.fx.GraphModule:
+    """The module of a program as Inductor is to compile it in a precision; it is changed."""
+    if precision == "bf16":
+        _cast_outputs(module)
+    return _quantized(module, calibration) if precision == "int8" else module
+
+
+def _cast_outputs(module: torch.fx.GraphModule) -> None:
+    """Return each output in the dtype of the program, which autocast changes."""
+    output: Any = module.graph.output_node()
+    results: list[Any] = []
+    with module.graph.inserting_before(output):
+        for node in output.args[0]:
+            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+            if isinstance(value, Tensor) and value.is_floating_point():
+                cast = torch.ops.aten.to.dtype
+                results.append(module.graph.call_function(cast, (node, value.dtype)))
+            else:
+                results.append(node)
+    output.args = (tuple(results),)
+    module.recompile()
+
+
+def _quantized(
+    module: torch.fx.GraphModule, calibration: Sequence[Sequence[Tensor]]
+) -> torch.fx.GraphModule:
+    """The module with quantized operators, which Inductor fuses when it freezes them."""
+    with (
+        quantizing("torchao"),
+        quiet("torchao", "torch"),
+    ):  # they report libraries for GPUs that they lack
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+            X86InductorQuantizer,
+            get_default_x86_inductor_quantization_config,
+        )
+
+        quantizer = X86InductorQuantizer()
+        quantizer.set_global(get_default_x86_inductor_quantization_config())
+        prepared = prepare_pt2e(module, quantizer)
+        for inputs in calibration:
+            prepared(*inputs)
+        quantized: torch.fx.GraphModule = convert_pt2e(prepared)
+        return quantized
+
+
+def products_of(graph: Any) -> Iterator[tuple[str, str]]:
+    """Name and precision of each product that Inductor's GraphLowering calls."""
+    for scheduled in graph.scheduler.nodes:
+        for part in scheduled.get_nodes():
+            node = part.node
+            kind = str(
+                getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", "")
+            )
+            if part.is_extern() and any(word in kind for word in _PRODUCTS):
+                name = str(getattr(node, "origin_node", None) or node.get_name())
+                yield name, _precision(kind, node)
+
+
+def _precision(kind: str, node: Any) -> str:
+    if kind.startswith("onednn.q"):
+        return "int8"
+    dtypes = {value.get_dtype() for value in node.inputs if hasattr(value, "get_dtype")}
+    return "bf16" if torch.bfloat16 in dtypes else FLOAT32

@@ -1,0 +1,234 @@
+"""Accuracy of a lower precision: measures of each sample, one-sided bounds over samples, and the
+decision by a budget. Imports no torch.
+
+docs/reference/measuring.md defines the measures and the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freezer.compare import Sums, Values, distances, structure_problem
+from freezer.spec import COSINE, LIMITS, METRIC, SQNR, TOP1, text_of
+
+CONFIDENCE = 0.95
+"""One-sided confidence of all candidates together."""
+
+MOST_DB = 150.0
+"""SQNR of equal outputs, which float32 hardly exceeds."""
+
+LEAST_SAMPLES = 8
+"""Samples that a bound on a mean needs: fewer do not show how values are spread."""
+
+NUM_RESAMPLES = 4000
+
+_Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A candidate's accuracy on the judged samples.
+
+    Attributes:
+        measured: value of each measure; of the metric, how far it dropped.
+        bounds: the value that holds with CONFIDENCE: at least that, or of a drop at most.
+        problem: why it does not keep the budget; None if it does.
+    """
+
+    measured: Mapping[str, float]
+    bounds: Mapping[str, float]
+    problem: str | None
+
+
+def measures(
+    eager: Sequence[Values], answer: Sequence[Values], names: Sequence[str]
+) -> dict[str, float]:
+    """Measures of one sample, by name, each of the worst output; agreement is of the first output
+    with classes.
+
+    Args:
+        eager, answer: floating-point outputs of eager and of the candidate.
+        names: the measures to take; the metric is not one of them.
+    """
+    same = [structure_problem(r, c) is None for r, c in zip(eager, answer, strict=True)]
+    pairs = list(zip(eager, answer, strict=True))
+    found: dict[str, float] = {}
+    if TOP1 in names:
+        index = next(i for i, r in enumerate(eager) if has_classes(r))
+        r, c = pairs[index]
+        found[TOP1] = float(same[index] and np.array_equal(_decisions(r), _decisions(c)))
+    sums = [_sums(r, c) for r, c in pairs] if all(same) else []
+    if SQNR in names:
+        found[SQNR] = min(map(_sqnr_db, sums), default=0.0)
+    if COSINE in names:
+        found[COSINE] = min(map(_cosine, sums), default=0.0)
+    return found
+
+
+def has_classes(values: Values) -> bool:
+    """Whether the greatest value along the last dim of an output is a decision."""
+    return bool(values.shape) and values.shape[-1] > 1
+
+
+def _decisions(values: Values) -> NDArray[np.intp]:
+    decided: NDArray[np.intp] = np.argmax(values.array, axis=-1)
+    return decided
+
+
+def _sums(r: Values, c: Values) -> Sums:
+    (sums,) = distances(r, c)
+    return sums
+
+
+def _sqnr_db(sums: Sums) -> float:
+    found = sums.sqnr_db
+    if found is None:
+        return MOST_DB if sums.noise == 0 else 0.0
+    return min(found, MOST_DB)
+
+
+def _cosine(sums: Sums) -> float:
+    found = sums.cosine
+    if found is None:
+        return 1.0 if sums.noise == 0 else 0.0
+    return found
+
+
+def judge_accuracy(
+    samples: Mapping[str, Sequence[float]],
+    budget: Mapping[str, float],
+    num_candidates: int,
+    scale: float = 1.0,
+) -> Judged:
+    """Judge a candidate by its budget.
+
+    Args:
+        samples: for each measure, the value of every judged sample; for the metric its drop.
+        budget: limits, by name.
+        num_candidates: candidates that are judged on the same samples.
+        scale: how far the metric of a sample may fall.
+    """
+    alpha = (1 - CONFIDENCE) / max(num_candidates, 1)
+    measured: dict[str, float] = {}
+    bounds: dict[str, float] = {}
+    problems = []
+    for name, given in samples.items():
+        values = np.asarray(given, np.float64)
+        measured[name] = float(values.mean())
+        bounds[name] = _bound(name, values, alpha, scale)
+        limit = budget[LIMITS[name]]
+        if _keeps(name, bounds[name], limit):
+            continue
+        text = f"{text_of(name, measured[name])} of {len(values)} samples"
+        if _keeps(name, measured[name], limit):
+            num = _needed(name, values, alpha, limit, scale)
+            text += f"; too few samples to be sure: {num} judged ones are needed"
+        problems.append(f"{text}; {LIMITS[name]} is {limit:g}")
+    return Judged(measured=measured, bounds=bounds, problem="; ".join(problems) or None)
+
+
+def keeps_budget(samples: Mapping[str, Sequence[float]], budget: Mapping[str, float]) -> bool:
+    """Whether the mean of each measure keeps its limit, which a search aims for."""
+    limits = {name: budget[LIMITS[name]] for name in samples}
+    return all(_keeps(name, float(np.mean(samples[name])), limits[name]) for name in samples)
+
+
+def scale_of(qualities: Sequence[float]) -> float:
+    """How far the metric of a sample may fall, by eager's: from the best to the worst one."""
+    if not qualities:
+        return 1.0
+    return max(qualities) - min(qualities) or max(map(abs, qualities)) or 1.0
+
+
+def _keeps(name: str, value: float, limit: float) -> bool:
+    return value <= limit if name == METRIC else value >= limit
+
+
+def _bound(name: str, values: _Numbers, alpha: float, scale: float) -> float:
+    if name == TOP1:
+        return least_share(int((values < 1).sum()), len(values), alpha)
+    if name == METRIC:
+        return most_drop(values, alpha, scale)
+    return least_mean(values, alpha)
+
+
+def _needed(name: str, values: _Numbers, alpha: float, limit: float, scale: float) -> int:
+    """The number of samples, spread like these, that would decide; about that for a mean."""
+    num = len(values)
+    if name == TOP1:
+        return samples_needed(1 - float(values.mean()), limit, alpha)
+    room = abs(limit - float(values.mean()))
+    width = abs(_bound(name, values, alpha, scale) - float(values.mean()))
+    share = width / room if room and math.isfinite(width) else 2.0
+    return max(LEAST_SAMPLES, math.ceil(num * (share if name == METRIC else share**2)), num + 1)
+
+
+def least_share(num_differ: int, num: int, alpha: float) -> float:
+    """Clopper and Pearson's lower bound of a share, of which `num_differ` of `num` samples are not
+    part.
+    """
+    if num_differ >= num:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _at_most(num_differ, num, 1 - middle) <= alpha:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _at_most(count: int, num: int, share: float) -> float:
+    """The probability of at most so many of a share."""
+    if share in (0.0, 1.0):
+        return float(share == 0.0 or count >= num)
+    total = 0.0
+    for i in range(count + 1):
+        log = math.lgamma(num + 1) - math.lgamma(i + 1) - math.lgamma(num - i + 1)
+        total += math.exp(log + i * math.log(share) + (num - i) * math.log1p(-share))
+    return min(total, 1.0)
+
+
+def samples_needed(differing: float, limit: float, alpha: float) -> int:
+    """The samples at which a share of differing ones is decided to be at most 1 - limit."""
+
+    def decides(num: int) -> bool:
+        return least_share(math.ceil(differing * num), num, alpha) >= limit
+
+    high = 1
+    while not decides(high) and high < 2**20:
+        high *= 2
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
+
+
+def least_mean(values: _Numbers, alpha: float) -> float:
+    """Student's lower bound of a mean; minus infinity for too few samples."""
+    num = len(values)
+    if num < LEAST_SAMPLES:
+        return -math.inf
+    z, df = NormalDist().inv_cdf(1 - alpha), num - 1
+    # Cornish and Fisher's expansion of Student's quantile, to 1% from 7 degrees of freedom on.
+    t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+    return float(values.mean() - t * values.std(ddof=1) / math.sqrt(num))
+
+
+def most_drop(drops: _Numbers, alpha: float, scale: float) -> float:
+    """Upper bound of a mean drop, by a paired bootstrap; at least that of as many samples without
+    any drop, since a bootstrap of equal samples knows of no others.
+    """
+    num = len(drops)
+    random = np.random.default_rng(0)
+    means = [drops[random.integers(0, num, num)].mean() for _ in range(NUM_RESAMPLES)]
+    unseen = scale * (1 - least_share(0, num, alpha))
+    return max(float(np.quantile(means, 1 - alpha)), unseen)

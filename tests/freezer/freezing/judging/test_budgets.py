@@ -1,0 +1,242 @@
+"""Lower precision by consent: what is published, refused and detected, on a trained classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import freezer
+from freezer.artifact import Artifact
+from freezer.errors import CanaryError, SpecError, UsageError
+from freezer.freezing import recipes
+from freezer.freezing.drift import Extreme
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
+from freezer.freezing.judging import Trial
+from freezer.freezing.judging.budgets import lower_problem
+from freezer.freezing.recipes import RECIPES
+from freezer.freezing.target import class_here
+from freezer.hardware import DEVICE_CLASSES, device_class
+from freezer.spec import Accuracy
+from tests.support.classifiers import DIMS, classifier, images, write_samples
+from tests.support.steps import ANY_SPEED, QUICK, copy_of
+
+PRECISE = class_here((), ("int8", "bf16"))
+OPENVINO = ("openvino", "openvino-bf16", "openvino-int8", "openvino-int8-bf16")
+
+needs_gain = pytest.mark.skipif(
+    set(device_class(PRECISE).precisions) != {"bf16", "int8"},
+    reason="the hardware does not gain from bf16 and int8",
+)
+
+
+def frozen(
+    folder: Path,
+    budget: dict[str, Any],
+    names: Sequence[str] = OPENVINO,
+    *,
+    precision: Sequence[str] = ("bf16", "int8"),
+    model: nn.Module | None = None,
+) -> FreezeResult:
+    options = FreezeOptions(
+        recipes=names,
+        num_threads=1,
+        limits=ANY_SPEED,
+        policy=QUICK,
+        precision=precision,
+        accuracy=Accuracy(**budget),
+    )
+    inputs = {"image": images(4, 1)[0]}
+    return freeze(model or classifier(), inputs, out=folder, dims=DIMS, options=options)
+
+
+def trials(result: FreezeResult) -> dict[str, Trial]:
+    assert result.judgement is not None
+    return {trial.recipe: trial for trial in result.judgement.trials}
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("samples") / "held_out.safetensors", 640)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> Artifact:
+    """An artifact in int8, which alone competes."""
+    folder = tmp_path_factory.mktemp("frozen") / "int8"
+    budget = {"samples": samples, "top1_agreement_min": 0.97, "cosine_min": 0.9}
+    result = frozen(folder, budget, ["openvino-int8"], precision=["int8"])
+    assert result.verdict == "published", result.reason
+    assert result.artifact is not None
+    return result.artifact
+
+
+@needs_gain
+def test_int8_is_published_within_its_budget(published: Artifact, samples: Path) -> None:
+    manifest = published.manifest
+    record = manifest.accuracy
+    assert record is not None
+    assert manifest.recipe.precision == record.precision == "int8"
+    assert manifest.device_class == PRECISE
+    assert record.bounds["top1_agreement"] >= 0.97
+    assert record.measured["top1_agreement"] > record.bounds["top1_agreement"]
+    assert record.samples == {"calibration": 80, "search": 80, "judged": 480}
+    assert record.digest.startswith("sha256:")
+    (report, *_) = manifest.freezing.reports.values()
+    assert report.precisions["int8"] >= 2
+    assert manifest.needs.packages.keys() == {"openvino"}
+
+
+@needs_gain
+def test_published_int8_serves_and_verifies(published: Artifact, samples: Path) -> None:
+    model = freezer.load(published.folder, canary=True)
+    answer = model(image=images(4, 1)[0])
+    assert torch.equal(answer.argmax(-1), classifier()(images(4, 1)[0]).argmax(-1))
+    judged = freezer.verify(published.folder, samples=samples).accuracy
+    assert judged is not None
+    assert judged.problem is None
+
+
+@needs_gain
+def test_verify_takes_only_the_judged_file(published: Artifact, tmp_path: Path) -> None:
+    other = write_samples(tmp_path / "other.safetensors", 80)
+    with pytest.raises(UsageError):
+        freezer.verify(published.folder, samples=other)
+
+
+@needs_gain
+def test_verify_finds_a_budget_that_breaks_here(
+    published: Artifact, samples: Path, tmp_path: Path
+) -> None:
+    record = published.manifest.accuracy
+    assert record is not None
+    strict = replace(record, budget={"sqnr_db_min": 120.0})
+    copied = copy_of(published, tmp_path / "copy", accuracy=strict)
+    with pytest.raises(CanaryError):
+        freezer.verify(copied.folder, samples=samples)
+
+
+@needs_gain
+def test_canary_uses_the_error_of_the_precision(published: Artifact, tmp_path: Path) -> None:
+    wide = [golden.native_rmse["output"] for golden in published.manifest.golden]
+    assert min(wide) > 1e-4
+    tight = tuple(
+        replace(golden, native_rmse=dict.fromkeys(golden.native_rmse, 1e-9))
+        for golden in published.manifest.golden
+    )
+    copied = copy_of(published, tmp_path / "copy", golden=tight)
+    with pytest.raises(CanaryError):
+        freezer.verify(copied.folder)
+
+
+@needs_gain
+def test_broken_budgets_are_refused(samples: Path, tmp_path: Path) -> None:
+    result = frozen(tmp_path / "out", {"samples": samples, "sqnr_db_min": 100.0})
+    judged = trials(result)
+    assert judged["openvino"].problem is None
+    for name in OPENVINO[1:]:
+        assert judged[name].problem is not None
+        assert name in result.reason
+    assert result.artifact is not None
+    assert result.artifact.manifest.recipe.name == "openvino"
+    assert result.artifact.manifest.accuracy is None
+
+
+@needs_gain
+def test_too_few_samples_name_their_number(tmp_path: Path) -> None:
+    few = write_samples(tmp_path / "few.safetensors", 80)
+    budget = {"samples": few, "top1_agreement_min": 0.9999}
+    result = frozen(tmp_path / "out", budget, ["openvino-bf16"], precision=["bf16"])
+    assert result.verdict == "rejected"
+    assert "29956" in result.reason  # log(0.05) / log(0.9999)
+
+
+@needs_gain
+def test_metric_drop_is_judged_with_labels(samples: Path, tmp_path: Path) -> None:
+    budget = {
+        "samples": samples,
+        "labels": "label",
+        "metric": "tests.support.classifiers:is_right",
+        "metric_drop_max": 0.02,
+    }
+    result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"])
+    assert result.verdict == "published", result.reason
+    assert result.artifact is not None
+    record = result.artifact.manifest.accuracy
+    assert record is not None
+    assert 0 < record.bounds["metric"] <= 0.02
+
+
+@needs_gain
+def test_generated_inputs_judge_bf16_alone(tmp_path: Path) -> None:
+    result = frozen(tmp_path / "out", {"sqnr_db_min": 20.0}, ["openvino-bf16"], precision=["bf16"])
+    assert result.verdict == "published", result.reason
+    with pytest.raises(SpecError) as refused:
+        frozen(tmp_path / "other", {"sqnr_db_min": 20.0}, precision=["int8"])
+    assert refused.value.code == "CP-ACCURACY"
+
+
+@needs_gain
+@pytest.mark.parametrize("name", ["openvino-bf16", "openvino-int8", "onnxruntime-int8"])
+def test_silent_float32_fails_the_build(
+    name: str, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines ignore the property, or leave all products as they are."""
+    from freezer.freezing.lowering import onnx_runtime, open_vino
+
+    settings = {**RECIPES[name].settings, "openvino": recipes.OPENVINO_SETTINGS}
+    ignoring = replace(RECIPES[name], settings=settings)
+    monkeypatch.setitem(recipes.RECIPES, name, ignoring)
+    monkeypatch.setattr(open_vino, "quantized", lambda model, *_: model)
+    monkeypatch.setattr(onnx_runtime, "_quantized", lambda model, *_: model)
+    budget = {"samples": samples, "cosine_min": 0.9}
+    result = frozen(tmp_path / "out", budget, ["openvino", name])
+    assert result.artifact is not None
+    assert result.artifact.manifest.recipe.name == "openvino"
+    assert "stayed in floating point" in result.failures[name]
+
+
+class Elementwise(nn.Module):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(image.flatten(1)) * 3
+
+
+@needs_gain
+def test_models_without_products_stay_float32(samples: Path, tmp_path: Path) -> None:
+    budget = {"samples": samples, "cosine_min": 0.9}
+    result = frozen(tmp_path / "out", budget, OPENVINO, model=Elementwise().eval())
+    assert set(result.failures) == set(OPENVINO[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "precision", "passes"),
+    [
+        ("masks of ones", [1.0, 1.05], "bf16", True),
+        ("masks of ones", [1.0, 1.4], "bf16", False),
+        ("masks of ones", [1.0, 1.4], "int8", True),
+        ("masks of ones", [1.0, 2.2], "int8+bf16", False),
+        ("masks of ones", [1.0, float("nan")], "int8", False),
+        ("values 100 times as large", [1.0, 9.0], "int8", True),
+        ("values 100 times as large", [1.0, float("inf")], "int8", False),
+    ],
+)
+def test_extremes_hold_for_lower_precision(
+    name: str, answer: list[float], precision: str, passes: bool
+) -> None:
+    nothing: Any = None
+    extreme = Extreme(name, nothing, [torch.ones(2)], stateful=False)
+    problem = lower_problem(extreme, ["y"], [torch.tensor(answer)], precision)
+    assert (problem is None) == passes
+
+
+def test_classes_without_the_hardware_get_float32() -> None:
+    for name in ("portable", "cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-aarch64", "cuda-sm90"):
+        assert DEVICE_CLASSES[name].precisions == ()
+    assert DEVICE_CLASSES["cpu-cascadelake"].precisions == ("int8",)
+    for name in ("cpu-zen4", "cpu-sapphirerapids", "cpu-neoverse-v1", "cpu-neoverse-v2"):
+        assert DEVICE_CLASSES[name].precisions == ("bf16", "int8")

@@ -1,0 +1,64 @@
+"""The split of held-out samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from freezer.errors import SpecError
+from freezer.freezing.models import example_spec
+from freezer.runtime.held_out import HeldOut, read_held_out
+from freezer.spec import Accuracy, InputSpec
+from tests.support.classifiers import DIMS, images, write_samples
+
+
+@pytest.fixture
+def spec() -> InputSpec:
+    return example_spec({"image": images(1, 0)[0]}, DIMS)[0]
+
+
+def rows(held_out: HeldOut) -> list[bytes]:
+    parts = (*held_out.calibration, *held_out.search, *held_out.judged)
+    return [part.tensors["image"].numpy().tobytes() for part in parts]
+
+
+def test_parts_are_disjoint_and_fixed(spec: InputSpec, tmp_path: Path) -> None:
+    accuracy = Accuracy(samples=write_samples(tmp_path / "a.safetensors", 80), labels="label")
+    first, again = (read_held_out(accuracy, spec) for _ in range(2))
+    assert first.counts == {"calibration": 10, "search": 10, "judged": 60}
+    assert len(set(rows(first))) == 80
+    assert rows(first) == rows(again)
+    _, labels = images(80, 10_000)
+    inputs = images(80, 10_000)[0]
+    place = next(
+        i for i in range(80) if torch.equal(inputs[i : i + 1], first.judged[0].tensors["image"])
+    )
+    assert first.labels[0] is not None
+    assert int(first.labels[0]) == int(labels[place])
+
+
+def test_repeated_samples_count_once(spec: InputSpec, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    few = images(16, 1)[0].split(8)
+    safetensors.torch.save_file({f"{i}/image": few[i % 2].clone() for i in range(40)}, path)
+    held_out = read_held_out(Accuracy(samples=path), spec)
+    assert sum(held_out.counts.values()) == 16
+
+
+def test_too_few_or_unlabelled_samples_are_refused(spec: InputSpec, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file({"image": images(4, 1)[0]}, path)
+    for accuracy in (Accuracy(samples=path), Accuracy(samples=path, labels="label")):
+        with pytest.raises(SpecError) as refused:
+            read_held_out(accuracy, spec)
+        assert refused.value.code == "CP-ACCURACY"
+
+
+def test_fixed_sizes_are_samples_as_a_whole(tmp_path: Path) -> None:
+    spec = example_spec({"image": images(8, 0)[0]}, {})[0]
+    path = write_samples(tmp_path / "a.safetensors", 160)
+    held_out = read_held_out(Accuracy(samples=path, labels="label"), spec)
+    assert held_out.counts == {"calibration": 2, "search": 2, "judged": 16}
