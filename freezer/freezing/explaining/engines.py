@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from freezer.freezing.explaining.matching import origin_of
-from freezer.freezing.explaining.values import Source
+from freezer.freezing.explaining.values import GraphReference
 from freezer.runtime.loaders import import_openvino, session_options
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def names_in(program: ExportedProgram) -> dict[str, str]:
 
 def run_onnx(
     model: ModelProto,
-    source: Source,
+    source: GraphReference,
     names: Mapping[str, str] | None,
     settings: Mapping[str, Any],
     *,
@@ -90,7 +90,7 @@ def run_onnx(
 
 def run_openvino(
     model: Model,
-    source: Source,
+    source: GraphReference,
     names: Mapping[str, str] | None,
     settings: Mapping[str, Any],
 ) -> Run:
@@ -110,7 +110,7 @@ def run_openvino(
     return outputs, values if source.fails(outputs) else {}
 
 
-def _called(model: Model, compiled: Any, source: Source, names: Mapping[str, str]) -> Run:
+def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[str, str]) -> Run:
     """Call a compiled model, and read those of its outputs that are the model's, or have names."""
     signature = list(source.signature_inputs)
     feeds = {}
@@ -136,7 +136,7 @@ def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
 
 
 def _by_source(
-    source: Source, names: Mapping[str, str], values: Mapping[str, Tensor]
+    source: GraphReference, names: Mapping[str, str], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Values by source node: of several the last one of its shape."""
     found = {}

@@ -74,7 +74,7 @@ def run_graph(
     return [value.detach().clone() for value in flat if isinstance(value, Tensor)], recorder.values
 
 
-class Source:
+class GraphReference:
     """An exported program for one input set, with the reference and eager's value of every node.
 
     Attributes:
