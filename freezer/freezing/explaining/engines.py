@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from freezer.freezing.explaining.matching import origin_of
-from freezer.freezing.explaining.values import GraphReference
+from freezer.freezing.explaining.values import GraphReference, origin_of
 from freezer.runtime.loaders import import_openvino, session_options
 
 if TYPE_CHECKING:
@@ -80,9 +79,8 @@ def run_onnx(
     )
     inputs = [port.name for port in session.get_inputs()]
     arrays = [tensor.numpy() for tensor in source.inputs]
-    results = list(
-        map(torch.from_numpy, session.run(None, dict(zip(inputs, arrays, strict=False))))
-    )
+    feeds = dict(zip(inputs, arrays, strict=False))
+    results = [torch.from_numpy(value) for value in session.run(None, feeds)]
     named = dict(zip([*own, *more], results, strict=True))
     ordered = {name: named[name] for name in made if name in named}
     return results[: len(own)], _by_source(source, names or {}, ordered)

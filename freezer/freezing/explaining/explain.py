@@ -90,16 +90,15 @@ def explain_recipe(
     limit_s: float = LIMIT_S,
     reproduction: Path | None = None,
 ) -> Explanation:
-    """Explain the drift of a recipe's payload with one input set.
+    """Explain the drift of a recipe with one input set.
 
     Args:
         subject: a model without state that draws no random numbers, on the CPU.
         recipe, target: what to explain.
-        call: single call of the subject with the outputs of the reference and of eager.
+        call: single call with the outputs of the reference and of eager.
         error_ratio_max: limit of the drift gate.
         limit_s: time after which no further stage is run.
-        reproduction: a file to write that reproduces the error of the guilty node, and its tensors
-            beside it; None for none.
+        reproduction: a file to write that reproduces the error, its tensors beside it; or None.
 
     Raises:
         CaptureError, BuildError: torch.export or an engine does not take the model.
@@ -114,8 +113,7 @@ def explain_recipe(
         nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
             nodes = _capture_scores(subject, source, call.set_index)
-    guilty, repair = _guiltiest(nodes), None
-    capture, kind = adapted.ways[0]
+    guilty, repair, (capture, kind) = _guiltiest(nodes), None, adapted.ways[0]
     if guilty and search.worst is not first and capture in EXPORTS:
         repair = _repair(source, nodes, guilty)
     if guilty and search.fails and reproduction is not None:

@@ -23,8 +23,13 @@ from freezer.freezing.explaining.engines import (
     run_onnx,
     run_openvino,
 )
-from freezer.freezing.explaining.matching import matches
-from freezer.freezing.explaining.values import GraphReference, NodeValues, error_of, run_graph
+from freezer.freezing.explaining.values import (
+    GraphReference,
+    NodeValues,
+    error_of,
+    matches,
+    run_graph,
+)
 from freezer.freezing.lowering import (
     optimized,
     passes_of,
