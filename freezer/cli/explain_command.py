@@ -50,6 +50,8 @@ def explain(
 
     An artifact is explained by its golden inputs, and the source that it was made from.
     """
+    from freezer.freezing.capture import REPAIRS
+
     spec, samples = inputs_of(inputs, dims)
     with scratch_folder() as folder:
         artifact = _artifact_of(model, store, Path(folder) / "artifact")
@@ -58,6 +60,8 @@ def explain(
             spec = spec or artifact.manifest.inputs
             recipe = recipe or [artifact.manifest.recipe.name]
             model = _source_of(artifact)
+            if repairs := artifact.manifest.recipe.settings.get(REPAIRS):
+                say(f"without the repair that the artifact has ({repairs}):")
         source = _parsed(model, parsed_json(args, "args"), trust)
         for explanation in _explained(source, spec, samples, recipe or ["auto"], out):
             say(explanation.text())

@@ -6,12 +6,12 @@ Read first: explain.py.
 
 from freezer.freezing.explaining.engines import decomposed, names_in, run_onnx, run_openvino
 from freezer.freezing.explaining.explain import LIMIT_S, explain_drift, explain_recipe
-from freezer.freezing.explaining.values import NodeValues, Source, run_graph
+from freezer.freezing.explaining.values import GraphReference, NodeValues, run_graph
 
 __all__ = [
     "LIMIT_S",
+    "GraphReference",
     "NodeValues",
-    "Source",
     "decomposed",
     "explain_drift",
     "explain_recipe",

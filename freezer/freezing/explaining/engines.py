@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from freezer.freezing.explaining.matching import origin_of
-from freezer.freezing.explaining.values import Source
+from freezer.freezing.explaining.values import GraphReference, origin_of
 from freezer.runtime.loaders import import_openvino, session_options
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def names_in(program: ExportedProgram) -> dict[str, str]:
 
 def run_onnx(
     model: ModelProto,
-    source: Source,
+    source: GraphReference,
     names: Mapping[str, str] | None,
     settings: Mapping[str, Any],
     *,
@@ -80,9 +79,8 @@ def run_onnx(
     )
     inputs = [port.name for port in session.get_inputs()]
     arrays = [tensor.numpy() for tensor in source.inputs]
-    results = list(
-        map(torch.from_numpy, session.run(None, dict(zip(inputs, arrays, strict=False))))
-    )
+    feeds = dict(zip(inputs, arrays, strict=False))
+    results = [torch.from_numpy(value) for value in session.run(None, feeds)]
     named = dict(zip([*own, *more], results, strict=True))
     ordered = {name: named[name] for name in made if name in named}
     return results[: len(own)], _by_source(source, names or {}, ordered)
@@ -90,7 +88,7 @@ def run_onnx(
 
 def run_openvino(
     model: Model,
-    source: Source,
+    source: GraphReference,
     names: Mapping[str, str] | None,
     settings: Mapping[str, Any],
 ) -> Run:
@@ -110,7 +108,7 @@ def run_openvino(
     return outputs, values if source.fails(outputs) else {}
 
 
-def _called(model: Model, compiled: Any, source: Source, names: Mapping[str, str]) -> Run:
+def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[str, str]) -> Run:
     """Call a compiled model, and read those of its outputs that are the model's, or have names."""
     signature = list(source.signature_inputs)
     feeds = {}
@@ -136,7 +134,7 @@ def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
 
 
 def _by_source(
-    source: Source, names: Mapping[str, str], values: Mapping[str, Tensor]
+    source: GraphReference, names: Mapping[str, str], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Values by source node: of several the last one of its shape."""
     found = {}

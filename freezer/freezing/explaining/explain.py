@@ -29,7 +29,7 @@ from freezer.freezing.diagnostics import quiet, sentence
 from freezer.freezing.drift import Call, DriftReport, Gate, Reference
 from freezer.freezing.explaining.reproduction import folded_before, write_reproduction
 from freezer.freezing.explaining.stages import Stage, graph_stage, stages_of
-from freezer.freezing.explaining.values import ROUNDING, Source, error_of, module_of, score
+from freezer.freezing.explaining.values import ROUNDING, GraphReference, error_of, module_of, score
 from freezer.freezing.models import Subject, call_source, is_large
 from freezer.freezing.recipes import EXPORTS, RECIPES, made_for
 from freezer.freezing.target import Target
@@ -90,23 +90,22 @@ def explain_recipe(
     limit_s: float = LIMIT_S,
     reproduction: Path | None = None,
 ) -> Explanation:
-    """Explain the drift of a recipe's payload with one input set.
+    """Explain the drift of a recipe with one input set.
 
     Args:
         subject: a model without state that draws no random numbers, on the CPU.
         recipe, target: what to explain.
-        call: single call of the subject with the outputs of the reference and of eager.
+        call: single call with the outputs of the reference and of eager.
         error_ratio_max: limit of the drift gate.
         limit_s: time after which no further stage is run.
-        reproduction: a file to write that reproduces the error of the guilty node, and its tensors
-            beside it; None for none.
+        reproduction: a file to write that reproduces the error, its tensors beside it; or None.
 
     Raises:
         CaptureError, BuildError: torch.export or an engine does not take the model.
     """
     search = _Search(call, error_ratio_max, limit_s)
     program = _program(subject, call.set_index)
-    source = Source(program, list(subject.sets[call.set_index].tensors.values()))
+    source = GraphReference(program, list(subject.sets[call.set_index].tensors.values()))
     adapted = made_for(RECIPES[recipe], target.device_class.kind)
     with scratch_folder() as folder, torch.no_grad(), quiet("root"):
         first = graph_stage(CAPTURE, source.graph, source)
@@ -114,8 +113,7 @@ def explain_recipe(
         nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
             nodes = _capture_scores(subject, source, call.set_index)
-    guilty, repair = _guiltiest(nodes), None
-    capture, kind = adapted.ways[0]
+    guilty, repair, (capture, kind) = _guiltiest(nodes), None, adapted.ways[0]
     if guilty and search.worst is not first and capture in EXPORTS:
         repair = _repair(source, nodes, guilty)
     if guilty and search.fails and reproduction is not None:
@@ -215,7 +213,9 @@ def _program(subject: Subject, set_index: int) -> ExportedProgram:
     return export_at(subject, input_set)
 
 
-def _capture_scores(subject: Subject, source: Source, set_index: int) -> tuple[NodeScore, ...]:
+def _capture_scores(
+    subject: Subject, source: GraphReference, set_index: int
+) -> tuple[NodeScore, ...]:
     """Scores of the exported program against the results of the model's own modules, at the last
     node of each module.
     """
@@ -243,7 +243,7 @@ def _capture_scores(subject: Subject, source: Source, set_index: int) -> tuple[N
     return tuple(scores)
 
 
-def _repair(source: Source, nodes: Sequence[NodeScore], guilty: NodeScore) -> Repair | None:
+def _repair(source: GraphReference, nodes: Sequence[NodeScore], guilty: NodeScore) -> Repair | None:
     """What may help for a node: not to fold it into the one before, if that has no result of its
     own any more; or else float64.
     """

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from freezer.artifact import NodeScore, PayloadKind
-from freezer.freezing.explaining.values import Source
+from freezer.freezing.explaining.values import GraphReference
 
 _ENGINES: dict[PayloadKind, str] = {
     "inductor": """
@@ -76,7 +76,7 @@ assert error <= {limit:g} * floor
 '''
 
 
-def folded_before(source: Source, nodes: Sequence[NodeScore], name: str) -> Node | None:
+def folded_before(source: GraphReference, nodes: Sequence[NodeScore], name: str) -> Node | None:
     """The operator that a node was folded into: its first operand, if that has no result of its own
     and no other user; else None.
     """
@@ -90,7 +90,7 @@ def folded_before(source: Source, nodes: Sequence[NodeScore], name: str) -> Node
 
 def write_reproduction(
     file: Path,
-    source: Source,
+    source: GraphReference,
     nodes: Sequence[NodeScore],
     guilty: NodeScore,
     kind: PayloadKind,
@@ -127,7 +127,9 @@ def write_reproduction(
     file.write_text(text)
 
 
-def _module_of(source: Source, part: Sequence[Node]) -> tuple[GraphModule, list[torch.Tensor]]:
+def _module_of(
+    source: GraphReference, part: Sequence[Node]
+) -> tuple[GraphModule, list[torch.Tensor]]:
     """Some nodes of the exported program as a module, and its inputs: the reference's values."""
     graph, copies, inputs = Graph(), dict[Node, Node](), list[torch.Tensor]()
     root = torch.nn.Module()

@@ -23,8 +23,13 @@ from freezer.freezing.explaining.engines import (
     run_onnx,
     run_openvino,
 )
-from freezer.freezing.explaining.matching import matches
-from freezer.freezing.explaining.values import NodeValues, Source, error_of, run_graph
+from freezer.freezing.explaining.values import (
+    GraphReference,
+    NodeValues,
+    error_of,
+    matches,
+    run_graph,
+)
 from freezer.freezing.lowering import (
     optimized,
     passes_of,
@@ -57,7 +62,7 @@ class Stage:
     """
 
     name: str
-    source: Source
+    source: GraphReference
     run: Callable[[bool], Run]
     local: Callable[[NodeValues], NodeValues] | None = None
     num_builds: int = 0
@@ -77,7 +82,7 @@ class Stage:
         return self.source.scores(kept, self.local(kept) if self.local else None)
 
 
-def graph_stage(name: str, graph: GraphModule, source: Source) -> Stage:
+def graph_stage(name: str, graph: GraphModule, source: GraphReference) -> Stage:
     """The stage of a graph that Python runs."""
     found = matches(source.graph.graph, graph.graph)
 
@@ -98,7 +103,7 @@ def graph_stage(name: str, graph: GraphModule, source: Source) -> Stage:
     )
 
 
-def errors_of(source: Source, values: NodeValues) -> dict[str, Error]:
+def errors_of(source: GraphReference, values: NodeValues) -> dict[str, Error]:
     """The error of each value, by source node."""
     known = {name: value for name, value in values.items() if name in source.eager}
     return {
@@ -107,7 +112,7 @@ def errors_of(source: Source, values: NodeValues) -> dict[str, Error]:
     }
 
 
-def vanishing(source: Source, values: NodeValues) -> set[str]:
+def vanishing(source: GraphReference, values: NodeValues) -> set[str]:
     """Source nodes whose value is wrong, though no operator that uses it is: a pass moved part of
     the computation, or nothing depends on it.
     """
@@ -122,7 +127,7 @@ def vanishing(source: Source, values: NodeValues) -> set[str]:
 
 
 def stages_of(
-    program: ExportedProgram, source: Source, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     """The stages of a recipe in order, from the exported program to what runs.
 
@@ -145,7 +150,7 @@ def stages_of(
 
 
 def _of_inductor(
-    program: ExportedProgram, source: Source, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     captured = Captured(name="export", program=program, convention="flat")
     stages = passes_of(captured, folder, target, recipe.settings)
@@ -172,7 +177,7 @@ def _of_inductor(
 
 
 def _of_onnx(
-    program: ExportedProgram, source: Source, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     with decomposed() as made:
         model = to_onnx(program)
@@ -193,7 +198,7 @@ def _of_onnx(
 
 
 def _of_openvino(
-    program: ExportedProgram, source: Source, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     openvino = import_openvino("this explanation needs OpenVINO")
     with decomposed() as made, torch.no_grad():
@@ -208,7 +213,7 @@ def _of_openvino(
 
 
 def _of_torchscript(
-    program: ExportedProgram, source: Source, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     with torchscript_deprecations_silenced(), torch.no_grad():
         traced = torch.jit.trace(source.graph, tuple(source.inputs), check_trace=False).eval()
@@ -220,7 +225,7 @@ def _of_torchscript(
             yield Stage(name=name, source=source, run=partial(_run_script, frozen, source))
 
 
-def _run_script(frozen: Any, source: Source, _: bool) -> Run:
+def _run_script(frozen: Any, source: GraphReference, _: bool) -> Run:
     """Run a frozen TorchScript module, whose operators have no names."""
     return list(frozen(*(tensor.clone() for tensor in source.inputs))), {}
 

@@ -14,11 +14,15 @@ from torch import Tensor, nn
 
 from freezer.artifact import Explanation
 from freezer.codec import decode, encode
+from freezer.freezing.candidates import build, repaired_recipe
 from freezer.freezing.drift import run_reference
-from freezer.freezing.explaining import Source, explain_recipe, run_graph
+from freezer.freezing.explaining import GraphReference, explain_recipe, run_graph
 from freezer.freezing.freeze import freeze
+from freezer.freezing.judging import judge
+from freezer.freezing.recipes import RECIPES
+from pipeline.tracking.run_records import plot_of
 from tests.support.planted_faults import FAULTS, Fault, explanation_of, near_constant, pixels
-from tests.support.steps import QUICK_OPTIONS, captured_by, subject_of, target_of
+from tests.support.steps import QUICK_OPTIONS, captured_by, session_of, subject_of, target_of
 
 _QUICK = [
     next(fault for fault in FAULTS if words in str(fault))
@@ -165,9 +169,26 @@ def test_scores_of_lower_precision_rank_nodes() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     subject = subject_of(model, {"input": torch.ones(2, 8)})
     program = captured_by(subject, "export").program
-    source = Source(program, list(subject.sets[0].tensors.values()))
+    source = GraphReference(program, list(subject.sets[0].tensors.values()))
     half = run_graph(source.graph, source.inputs)[1]
     half["linear_1"] = half["linear_1"].bfloat16().float()
     scores = source.scores(half)
     assert max(scores, key=lambda score: score.local.relative).node == "linear_1"
     assert [score.node for score in scores] == ["linear", "relu", "linear_1"]
+
+
+def test_a_node_in_float64_is_served(tmp_path: Path) -> None:
+    subject = subject_of(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), {"input": torch.ones(2, 8)})
+    target = target_of(subject, "onnxruntime", torch.get_num_threads())
+    recipe = repaired_recipe(RECIPES["onnxruntime"], {"linear": "float64"})
+    candidate = build(subject, recipe, target, tmp_path)
+    judgement = judge(session_of(subject, target), [candidate])
+    assert judgement.verdict == "published"
+    assert candidate.settings["node_repairs"] == {"linear": "float64"}
+    [graph] = (tmp_path / "evidence").glob("all-graph.txt")
+    assert "double" in graph.read_text()
+
+
+def test_an_explanation_is_plotted() -> None:
+    [content] = plot_of(_explained("openvino")).values()
+    assert content.startswith(b"\x89PNG")
