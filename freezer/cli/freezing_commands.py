@@ -29,7 +29,6 @@ from freezer.spec import (
     InputSpec,
     Limits,
     Objective,
-    Precision,
     SamplingPolicy,
     declared_accuracy,
     declared_spec,
@@ -88,7 +87,7 @@ LimitOption = Annotated[
     ),
 ]
 PrecisionOption = Annotated[
-    list[Precision] | None,
+    list[str] | None,
     typer.Option(help="Lower precision to try: bf16, int8. Repeatable. Needs --accuracy."),
 ]
 AccuracyOption = Annotated[
