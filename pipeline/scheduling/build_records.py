@@ -13,7 +13,7 @@ from pipeline.planning import EarlierSpeeds, Item, demand_of, learned
 from pipeline.records import FinishedBuild, Outcome
 from pipeline.scheduling.item_state import ItemState, Step, start
 from pipeline.worker import BuildResult
-from pipeline.workspace import workplace
+from pipeline.workspace import architecture_of, workplace
 
 
 class BuildRecords:
@@ -76,9 +76,11 @@ class BuildRecords:
     ) -> BuildResult | None:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
-        known = FinishedBuild(recipe=recipe, failure=None)
         if row is not None:
             known = FinishedBuild.from_json(row.data)
+        else:  # a driver may be killed before it records what a worker stored
+            architecture = architecture_of(self._workplace, key)
+            known = FinishedBuild(recipe=recipe, failure=None, architecture=architecture)
         failure = None
         if not self._workplace.is_listed("candidates", key):
             failure = known.failure

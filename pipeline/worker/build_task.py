@@ -25,7 +25,9 @@ from pipeline.worker.sandbox import log_tail
 from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
+    ARCHITECTURE,
     Workplace,
+    architecture_of,
     be_nice,
     log_path,
     note_digests,
@@ -41,11 +43,6 @@ if TYPE_CHECKING:
 NICENESS = 10
 """Least nice value of a build: judges run beside it, and their threads wait for each other."""
 
-ARCHITECTURE = "architecture"
-"""File of a build's staging with the digest of the model's architecture, which a failed build has
-too.
-"""
-
 
 def build(request: BuildRequest) -> tuple[BuildResult, ...]:
     """Build the candidates that the store does not contain yet.
@@ -57,7 +54,7 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
 
     place = workplace(request.store)
     done = {
-        recipe: BuildResult(key=key, recipe=recipe)
+        recipe: BuildResult(key=key, recipe=recipe, architecture=architecture_of(place, key))
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }
@@ -154,11 +151,12 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
         with objects_kept_in(place.objects):
             failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started
+        architecture = architecture_digest(subject, target)
         if failure is None:
+            write_whole(folder / ARCHITECTURE, architecture.encode())
             if place.remote is None:  # a bucket's marker has its own digests
                 note_digests(folder)
             place.keep(folder, "candidates", key)
-        architecture = architecture_digest(subject, target)
         result = BuildResult(
             key=key, recipe=recipe, failure=failure, wall_s=wall_s, architecture=architecture
         )

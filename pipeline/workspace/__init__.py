@@ -37,7 +37,9 @@ from pipeline.workspace.staging import (
     staging_folder,
 )
 from pipeline.workspace.work_folders import (
+    ARCHITECTURE,
     Workplace,
+    architecture_of,
     damage_of,
     judged_name,
     log_path,
@@ -47,12 +49,14 @@ from pipeline.workspace.work_folders import (
 )
 
 __all__ = [
+    "ARCHITECTURE",
     "COMPUTES",
     "KILL_WAIT_S",
     "WAITS",
     "MachineShare",
     "Workplace",
     "alone",
+    "architecture_of",
     "be_nice",
     "become_subreaper",
     "boot_id",

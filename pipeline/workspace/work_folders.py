@@ -300,7 +300,18 @@ def log_place(uri: str, key: str) -> str:
     return f"{uri.partition('?')[0].rstrip('/')}/{WORK}/logs/{key}.log"
 
 
-# Digests of candidates
+# Digests and architectures of candidates
+
+
+ARCHITECTURE = "architecture"
+"""File of a candidate, and of a build's staging, with the digest of the model's architecture."""
+
+
+def architecture_of(place: Workplace, key: str) -> str:
+    """Return the architecture of a stored candidate; empty if an earlier release built it."""
+    with contextlib.suppress(FileNotFoundError):
+        return (place.read("candidates", key, ARCHITECTURE) or b"").decode()
+    return ""
 
 
 def _files_in(folder: Path) -> dict[str, Path]:

@@ -13,6 +13,7 @@ from pipeline.ledger import Ledger
 from pipeline.planning.estimates import MAX_INHERITED
 from pipeline.records import CandidateReport
 from pipeline.worker import BuildResult, JudgeRequest, JudgeResult
+from pipeline.workspace import ARCHITECTURE, workplace
 from tests.support import campaigns
 from tests.support.executions import Fake, executed, record
 
@@ -50,15 +51,25 @@ def judged(*, clock: Clock = "wall", contest: str = "") -> Done:
 
 
 def trained(
-    seed: int, store: Store, ledger: Ledger, ends: Sequence[Done], recipes: Sequence[str] = RECIPES
+    seed: int,
+    store: Store,
+    ledger: Ledger,
+    ends: Sequence[Done],
+    recipes: Sequence[str] = RECIPES,
+    stored: Sequence[str] = (),
 ) -> tuple[list[str], list[bool]]:
     """Run a campaign over a model with these weights; return what was built, and for each judge
-    whether it inherits.
+    whether it inherits. A killed driver has not recorded the candidates that are `stored`.
     """
     model = replace(campaigns.entry("m", store.root.parent), recipes=RECIPES)
     model = replace(model, source=replace(model.source, seed=seed))
     plan = campaigns.plan_of([model], store, ledger)
     plan = replace(plan, items=(replace(plan.items[0], optional=tuple(recipes)),))
+    for recipe in stored:
+        key = plan.items[0].builds[recipe].digest
+        folder = workplace(store.uri).folder("candidates", key)
+        folder.mkdir(parents=True)
+        (folder / ARCHITECTURE).write_text("a")
     cluster: Fake
     [(item, outcome)], cluster, _ = executed(store, ledger, list(ends), plan)
     record(ledger, item, outcome)
@@ -120,3 +131,10 @@ def test_requested_recipes_are_always_timed(store: Store, ledger: Ledger) -> Non
     ends = [*map(built, RECIPES), judged()]
     builds, judges = trained(1, store, ledger, ends, recipes=(ALONE,))
     assert (set(builds), judges) == (set(RECIPES), [False])
+
+
+def test_a_killed_driver_begins_no_contest(store: Store, ledger: Ledger) -> None:
+    first(store, ledger)
+    ends = [judged(clock="inherited")]
+    builds, judges = trained(1, store, ledger, ends, stored=(ENGINE, ALONE))
+    assert (builds, judges) == ([], [True])
