@@ -62,8 +62,7 @@ def list_models(
     if as_json:
         versions = []
         for item in listed:
-            published = datetime.fromtimestamp(item.published, UTC).isoformat(timespec="seconds")
-            versions.append({**encode(item), "published": published})
+            versions.append({**encode(item), "published": _date(item) or None})
         say_json({"store": opened.uri, "versions": versions})
     else:
         _print_versions(listed)
@@ -75,6 +74,13 @@ def list_models(
         sys.exit(FAILED)
 
 
+def _date(item: ListedVersion) -> str:
+    """When a version was published; empty in a registry, which records no times."""
+    if not item.published:
+        return ""
+    return datetime.fromtimestamp(item.published, UTC).isoformat(timespec="seconds")
+
+
 def _print_versions(listed: Iterable[ListedVersion]) -> None:
     """Print a table with a row for each artifact; the first of a version names it."""
     rows = table("model", "version", "published", "device class", "size", "signed", "digest")
@@ -82,7 +88,7 @@ def _print_versions(listed: Iterable[ListedVersion]) -> None:
     rows.columns[4].justify = "right"
     for item in listed:
         number = f"{item.version} latest" if "latest" in item.tags else str(item.version)
-        first = (item.model, number, f"{datetime.fromtimestamp(item.published, UTC):%Y-%m-%d}")
+        first = (item.model, number, _date(item)[:10])
         for artifact in item.artifacts:
             rows.add_row(
                 *first,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 
 from freezer.errors import (
@@ -18,7 +17,7 @@ from freezer.errors import (
     StoreUnreachableError,
 )
 from freezer.store.artifact_store import Store
-from freezer.store.oci_layout import CREATED, Descriptor
+from freezer.store.oci_layout import Descriptor
 from freezer.store.versions import LATEST, NUMBER, signature_tag, version_of
 
 NUM_READERS = 32
@@ -52,8 +51,8 @@ class ListedVersion:
         tags: the number, `latest` or both. In stores of earlier releases `latest` may have kept the
             artifact of a class from an earlier version: then it is listed on its own.
         digest: of its index, which pins it: `MODEL@DIGEST`.
-        published: when it was published, in seconds since the epoch; in stores of earlier releases
-            when it was written to the store.
+        published: when it was written to the store, in seconds since the epoch by the store's
+            clock; 0 in a registry, which records no times.
         artifacts: artifacts sorted by device class, of each class best first.
     """
 
@@ -140,10 +139,6 @@ def _listed_version(
         for name in (str(version.number), LATEST)
         if name in tags and tags[name].digest == descriptor.digest
     ]
-    written = layout.index(descriptor).annotations.get(
-        CREATED
-    )  # stores of earlier releases lack it
-    published = _time(written) if written else layout.modified(descriptor)
     artifacts = []
     for image in version.index:
         content = layout.image(image)
@@ -160,20 +155,6 @@ def _listed_version(
         version=version.number,
         tags=tuple(names),
         digest=descriptor.digest,
-        published=published,
+        published=layout.modified(descriptor),
         artifacts=tuple(artifacts),
     )
-
-
-def _time(text: str) -> float:
-    """A date of an annotation in seconds since the epoch.
-
-    Raises:
-        IntegrityError: it is not a date.
-    """
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise IntegrityError(
-            f"{text!r:.80} is not the date of a version; repair the store"
-        ) from None

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -62,7 +61,6 @@ ENGINES = "dev.coldpress.engines"
 """Annotation of an image that needs packages besides torch: their names, separated by commas."""
 TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
-CREATED = "org.opencontainers.image.created"
 X86_LEVELS = ("v3", "v4")
 NUM_TRANSFERS = 6
 """Blobs that are downloaded or uploaded at once."""
@@ -197,7 +195,7 @@ class Layout:
         found = read_record(OciIndex, self.blob(descriptor), origin=descriptor.digest)
         images = {}
         for image in sorted(found.manifests, key=lambda image: image.device_class):
-            images[image.digest] = replace(image, platform={})
+            images[image.digest, image.device_class] = replace(image, platform={})
         return replace(found, manifests=tuple(images.values()))
 
     def image(self, descriptor: Descriptor) -> OciImage:
@@ -319,11 +317,10 @@ class Layout:
             version: number of the version.
             source_key: key of the source of all its artifacts.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
         annotations = {MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key}
         content = OciIndex(
             manifests=with_platforms(images),
-            annotations={**annotations, CREATED: now},
+            annotations=annotations,
         )
         index = {
             "schemaVersion": 2,
