@@ -23,7 +23,6 @@ from freezer.spec import (
     InputSpec,
     Limits,
     Objective,
-    Precision,
     SamplingPolicy,
     declared_accuracy,
     declared_spec,
@@ -82,7 +81,7 @@ LimitOption = Annotated[
     ),
 ]
 PrecisionOption = Annotated[
-    list[Precision] | None,
+    list[str] | None,
     typer.Option(help="Lower precision to try: bf16, int8. Repeatable. Needs --accuracy."),
 ]
 AccuracyOption = Annotated[

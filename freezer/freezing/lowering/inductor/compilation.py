@@ -148,6 +148,8 @@ def _compile(
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
     is_cpu = target.device.type == "cpu"
+    module = captured.program.module(check_guards=False)
+    module = in_precision(module, watched.computes, captured.calibration)
     with (
         plain_precision(target.device),
         linears_of_vectors(),
@@ -161,8 +163,6 @@ def _compile(
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
-        module = captured.program.module(check_guards=False)
-        module = in_precision(module, watched.computes, captured.calibration)
         options = known({**_changed_by_program(), **config, **_passes(watched)})
         with autocast_to(watched.computes):
             return list(
