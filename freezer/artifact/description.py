@@ -49,6 +49,8 @@ def describe(
     drift = manifest.drift
     if drift.error_ratio is None:
         yield "drift", "equal to eager"
+    elif manifest.accuracy is not None and drift.sqnr_db is not None:
+        yield "drift", f"SQNR {drift.sqnr_db:.1f} dB against {manifest.reference}"
     else:
         ratio = f"error ratio {drift.error_ratio:.2f} against {manifest.reference}"
         yield "drift", f"{ratio} ({ERROR_RATIO})"

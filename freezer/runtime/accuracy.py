@@ -77,8 +77,8 @@ def has_classes(values: Values) -> bool:
 
 
 def _decisions(values: Values) -> NDArray[np.intp]:
-    decided: NDArray[np.intp] = np.argmax(values.array, axis=-1)
-    return decided
+    decisions: NDArray[np.intp] = np.argmax(values.array, axis=-1)
+    return decisions
 
 
 def _sums(r: Values, c: Values) -> Sums:

@@ -139,7 +139,8 @@ class Summary:
         counts: number of outcomes by verdict, the most frequent first.
         gains: the published outcomes with the largest speedups, one for each model, without
             `portable` and disturbed rounds.
-        most_drifted: the published outcome with the largest error ratio, if one was measured.
+        most_drifted: the published outcome in float32 with the largest error ratio, if one was
+            measured.
         unpublished: groups as of `alike`, failed ones first.
     """
 
@@ -161,7 +162,8 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         if one.verdict == "published" and one.figures.speedup:
             best.setdefault(one.model, one)
     unpublished = alike(one for one in outcomes if one.verdict != "published")
-    drifted = [one for one in outcomes if one.verdict == "published" and _error_ratio(one)]
+    exact = [one for one in outcomes if one.report is None or one.report.accuracy is None]
+    drifted = [one for one in exact if one.verdict == "published" and _error_ratio(one)]
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],

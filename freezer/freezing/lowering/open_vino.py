@@ -113,12 +113,14 @@ def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleT
         inputs = _inputs_of(program, model)
         model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
     computes = settings.get("computes", FLOAT32)
+    exact: Sequence[str] = ()
     if computes.startswith("int8"):
         with timed(phases_s, "quantize"):
-            model = quantized(model, captured, inputs, settings)
+            model, exact = quantized(model, captured, inputs, settings)
     if computes != FLOAT32:
         with timed(phases_s, "count"):
-            report = with_precisions(report, settings, _products(model, settings, openvino))
+            products = _products(model, settings, exact, openvino)
+            report = with_precisions(report, settings, products, exact)
     with timed(phases_s, "save"):
         calls = EngineCalls(inputs=inputs, orders=tuple(orders))
         _save(model, path, calls, openvino)
@@ -126,15 +128,19 @@ def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleT
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
+def _products(
+    model: Model, settings: Settings, exact: Sequence[str], openvino: ModuleType
+) -> Iterator[tuple[str, str]]:
     """Name and precision of each product that the compiled model runs on this CPU."""
     compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
     for op in compiled.get_runtime_model().get_ordered_ops():
         info = {name: str(value.value) for name, value in op.get_rt_info().items()}
         if info.get("layerType") in _PRODUCTS:
-            name = info.get("originalLayersNames", "").partition(",")[0]
+            layers = info.get("originalLayersNames", op.get_friendly_name()).split(",")
+            names = [layer.rpartition("/")[0] or layer for layer in layers]
+            name = next((each for each in names if each in exact), names[0])
             precision = info["runtimePrecision"]
-            yield name or op.get_friendly_name(), _PRECISIONS.get(precision, precision)
+            yield name, _PRECISIONS.get(precision, precision)
 
 
 def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

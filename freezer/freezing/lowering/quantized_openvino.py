@@ -15,6 +15,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from freezer.compare import Values
 from freezer.freezing.capture import Captured
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
 NUM_RANKED = 8
 """Calibration samples on which operators are ranked."""
 
+PRODUCTS = ("Convolution", "ConvolutionBackpropData", "GroupConvolution", "MatMul", "LSTMSequence")
+"""Kinds of operators at which a quantized value ends."""
+
 _Arrays = Sequence[Any]
 
 
 def quantized(
     model: Model, captured: Captured, inputs: tuple[int, ...], settings: Settings
-) -> Model:
-    """The model in int8, as far as the budget allows.
+) -> tuple[Model, Sequence[str]]:
+    """The model in int8, as far as the budget allows, and names of torch's operators that stay
+    exact for it.
 
     Args:
         model: the converted program.
@@ -48,10 +53,11 @@ def quantized(
         BuildError: NNCF is missing (code CP-DEPENDENCY), or fails (code CP-PRECISION).
     """
 
-    def arrays(calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return [[call[index].numpy() for index in inputs] for call in calls]
+    def arrays(call: Sequence[Tensor]) -> list[Any]:
+        return [call[index].numpy() for index in inputs]
 
-    calibration, search = arrays(captured.calibration), arrays(captured.search)
+    calibration = list(map(arrays, captured.calibration))
+    search = list(map(arrays, captured.search))
     exact = _answers(model, search, {**settings["openvino"], "INFERENCE_PRECISION_HINT": "f32"})
 
     def keeps(made: Model) -> bool:
@@ -61,14 +67,14 @@ def quantized(
     with quantizing("nncf"):
         whole = _by_nncf(model, calibration, ())
         if not captured.budget or keeps(whole):
-            return whole
+            return whole, ()
         order = _worst_first(whole, calibration[:NUM_RANKED])
-        kept, low, high = whole, 1, len(order)
+        kept, low, high = (whole, order[:0]), 1, len(order)
         while low < high:
             middle = (low + high) // 2
             made = _by_nncf(model, calibration, order[:middle])
             if keeps(made):
-                kept, high = made, middle
+                kept, high = (made, [name.rpartition("/")[0] for name in order[:middle]]), middle
             else:
                 low = middle + 1
         return kept
@@ -114,6 +120,23 @@ def _measured(
     return samples
 
 
+def _readers(op: Any) -> set[str]:
+    """The operators that read a quantized value, also through others, up to the first products."""
+    found: set[str] = set()
+    waiting = [op]
+    while waiting:
+        for port in waiting.pop().outputs():
+            for target in port.get_target_inputs():
+                reader = target.get_node()
+                name = reader.get_friendly_name()
+                if name in found or reader.get_type_name() in ("FakeQuantize", "Result"):
+                    continue
+                found.add(name)
+                if reader.get_type_name() not in PRODUCTS:
+                    waiting.append(reader)
+    return found
+
+
 def _worst_first(model: Model, calls: Sequence[_Arrays]) -> list[str]:
     """The quantized operators, those first whose operands get most noise for their size."""
     import openvino
@@ -124,8 +147,7 @@ def _worst_first(model: Model, calls: Sequence[_Arrays]) -> list[str]:
     for op in model.get_ordered_ops():
         if op.get_type_name() == "FakeQuantize":
             pairs += [op.input_value(0), op.output(0)]
-            targets = op.output(0).get_target_inputs()
-            users.append({target.get_node().get_friendly_name() for target in targets})
+            users.append(_readers(op))
     probed = openvino.Model([ops.result(port) for port in pairs], model.get_parameters(), "probed")
     hint = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(probed, "CPU", hint)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ def test_copies_are_equal_byte_for_byte(
     assert there.models() == ["tiny"]
     assert there.versions("tiny") == [1, 2]
     assert there.version("tiny") == folder.version("tiny")
-    assert versions_of(there, "tiny") == versions_of(folder, "tiny")
-    assert newest_versions(there) == newest_versions(folder)
+    listed = [replace(each, published=0.0) for each in versions_of(folder, "tiny")]
+    assert versions_of(there, "tiny") == listed, "a registry records no times"
+    assert newest_versions(there) == (listed[:1], [])
     assert dict(back.layout("tiny").tags()) == dict(folder.layout("tiny").tags())
     assert blobs_of(back) == blobs_of(folder)
 

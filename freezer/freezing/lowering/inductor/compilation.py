@@ -152,6 +152,8 @@ def compile_program(
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
     is_cpu = target.device.type == "cpu"
+    module = captured.program.module(check_guards=False)
+    module = in_precision(module, watched.computes, captured.calibration)
     with (
         plain_precision(target.device),
         linears_of_vectors(),
@@ -165,8 +167,6 @@ def compile_program(
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
-        module = captured.program.module(check_guards=False)
-        module = in_precision(module, watched.computes, captured.calibration)
         options = known({**_changed_by_program(), **config, **_passes(watched)})
         with autocast_to(watched.computes):
             return list(

@@ -42,6 +42,7 @@ def frozen(
     *,
     precision: Sequence[str] = ("bf16", "int8"),
     model: nn.Module | None = None,
+    fixed: bool = False,
 ) -> FreezeResult:
     options = FreezeOptions(
         recipes=names,
@@ -51,8 +52,9 @@ def frozen(
         precision=precision,
         accuracy=Accuracy(**budget),
     )
-    inputs = {"image": images(4, 1)[0]}
-    return freeze(model or classifier(), inputs, out=folder, dims=DIMS, options=options)
+    inputs = {"image": images(8, 1)[0]}
+    dims = {} if fixed else DIMS
+    return freeze(model or classifier(), inputs, out=folder, dims=dims, options=options)
 
 
 def trials(result: FreezeResult) -> dict[str, Trial]:
@@ -192,7 +194,7 @@ def test_silent_float32_fails_the_build(
     settings = {**RECIPES[name].settings, "openvino": recipes.OPENVINO_SETTINGS}
     ignoring = replace(RECIPES[name], settings=settings)
     monkeypatch.setitem(recipes.RECIPES, name, ignoring)
-    monkeypatch.setattr(open_vino, "quantized", lambda model, *_: model)
+    monkeypatch.setattr(open_vino, "quantized", lambda model, *_: (model, ()))
     monkeypatch.setattr(onnx_runtime, "_quantized", lambda model, *_: model)
     budget = {"samples": samples, "cosine_min": 0.9}
     result = frozen(tmp_path / "out", budget, ["openvino", name])
@@ -211,6 +213,61 @@ def test_models_without_products_stay_float32(samples: Path, tmp_path: Path) -> 
     budget = {"samples": samples, "cosine_min": 0.9}
     result = frozen(tmp_path / "out", budget, OPENVINO, model=Elementwise().eval())
     assert set(result.failures) == set(OPENVINO[1:])
+
+
+class Outlier(nn.Module):
+    """The classifier with a feature beside whose size int8 loses all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        known = classifier()
+        self.features = known.features
+        self.head = nn.Linear(129, 4)
+        with torch.no_grad():
+            self.head.weight[:, 1:], self.head.weight[:, 0] = known.head.weight, 1e-6
+            self.head.bias.copy_(known.head.bias)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        features = self.features(image)
+        both = torch.cat([1e4 * features.mean(1, keepdim=True), features], 1)
+        logits: torch.Tensor = self.head(both)
+        return logits
+
+
+@needs_gain
+def test_layers_that_int8_ruins_stay_exact(samples: Path, tmp_path: Path) -> None:
+    budget = {"samples": samples, "top1_agreement_min": 0.96}
+    model = Outlier().eval()
+    result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"], model=model)
+    assert result.verdict == "published", result.reason
+    assert result.artifact is not None
+    report = next(iter(result.artifact.manifest.freezing.reports.values()))
+    assert report.precisions["int8"] >= 1
+    assert report.precisions["float32"] == len(report.kept_exact) >= 1
+    assert any("budget" in kept.reason and "linear" in kept.name for kept in report.kept_exact)
+
+
+@needs_gain
+def test_onnxruntime_quantizes_within_the_budget(samples: Path, tmp_path: Path) -> None:
+    budget = {"samples": samples, "top1_agreement_min": 0.96}
+    result = frozen(tmp_path / "out", budget, ["onnxruntime-int8"], precision=["int8"])
+    assert result.verdict == "published", result.reason
+
+
+@needs_gain
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inductor-bf16", "inductor-int8"])
+def test_inductor_computes_in_lower_precision(name: str, samples: Path, tmp_path: Path) -> None:
+    """With fixed sizes: AOTInductor of torch 2.13 gives wrong answers in int8 with others."""
+    budget = {"samples": samples, "top1_agreement_min": 0.9}
+    precision = [name.partition("-")[2]]
+    result = frozen(tmp_path / "out", budget, [name], precision=precision, fixed=True)
+    assert result.verdict == "published", result.reason
+    assert result.artifact is not None
+    report = next(iter(result.artifact.manifest.freezing.reports.values()))
+    assert report.precisions[precision[0]] >= 2
+    model = freezer.load(result.artifact.folder, canary=True)
+    assert model(image=images(8, 1)[0]).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
