@@ -59,8 +59,8 @@ class Materials:
         self._tracking_uri = tracking_uri
         self._digests = digests
         self._shipping = False
-        self._ready: dict[str, Entry] = {}
-        self._sent: dict[str, Entry] = {}
+        self._ready: dict[tuple[str, bool], Entry] = {}
+        self._sent: dict[tuple[str, bool], Entry] = {}
 
     def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
         """Return the entries with everything that their keys need, and the errors of the others.
@@ -98,21 +98,23 @@ class Materials:
             self._ready.clear()
 
     def ready(self, entry: Entry) -> Entry:
-        """Return the entry as a worker can load it, prepared once for each name.
+        """Return the entry as a worker can load it, with what its class decides; prepared once for
+        each name.
 
         Raises:
             ColdpressError: a file cannot be fetched, differs from its pinned digest, or is not
                 trusted.
         """
-        if entry.name not in self._ready:
+        key = _key(entry)
+        if key not in self._ready:
             with _error_of(f"source {entry.source}"), self._not_while_measured(entry):
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
                 if self._shipping:
                     made = ship(made, self._shipped)
-            self._ready[entry.name] = made
-        return self._ready[entry.name]
+            self._ready[key] = made
+        return _of_class(self._ready[key], entry)
 
     def _not_while_measured(self, entry: Entry) -> contextlib.AbstractContextManager[None]:
         """If a file is downloaded or shipped, wait for a judge that measures on this machine."""
@@ -130,9 +132,10 @@ class Materials:
         """
         if self._place is None or not self._shipping:
             return entry
-        if entry.name not in self._sent:
-            self._sent[entry.name] = upload_sources(entry, self._shipped, self._place)
-        return self._sent[entry.name]
+        key = _key(entry)
+        if key not in self._sent:
+            self._sent[key] = upload_sources(entry, self._shipped, self._place)
+        return _of_class(self._sent[key], entry)
 
     def _with_source(self, entry: Entry) -> Entry:
         """Return the entry with a source that has a key. Reads all files of the key."""
@@ -250,6 +253,16 @@ class Materials:
             samples=samples,
             fill_up=True,
         )
+
+
+def _key(entry: Entry) -> tuple[str, bool]:
+    """What the preparations of an entry are of: its items share them but for held-out samples."""
+    return entry.name, entry.accuracy is None
+
+
+def _of_class(made: Entry, entry: Entry) -> Entry:
+    """A prepared entry with what the class of another item of its name decides."""
+    return replace(made, limits=entry.limits, objective=entry.objective, precision=entry.precision)
 
 
 @contextlib.contextmanager

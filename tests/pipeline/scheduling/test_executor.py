@@ -14,6 +14,7 @@ import pytest
 from freezer.errors import SourceError
 from freezer.freezing.models import load_source
 from freezer.freezing.sources import parse_source
+from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
 from pipeline.ledger import Ledger
@@ -25,6 +26,7 @@ from pipeline.workspace import machine_time, workplace
 from tests.support.campaigns import entry, plan_of
 from tests.support.executions import materials_of
 from tests.support.one_node import NoRay, OneNode
+from tests.support.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
 ROOMY = replace(HOME, memory_bytes=64 * 10**9)
@@ -207,6 +209,17 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
     assert isinstance(others[0][0], JudgeRequest)
     assert {memory_bytes for _, memory_bytes in others} == {32 * 10**9}
     assert len(others) > 1
+
+
+@pytest.mark.parametrize("last", ["portable", HERE])
+def test_each_class_has_its_own_limits(last: str, store: Store, ledger: Ledger) -> None:
+    """Portable's are the defaults for speed; both share what is prepared for an entry."""
+    own = entry("a", store.root.parent, limits=Limits(speedup_min=0.01))
+    plan = plan_of([own], store, ledger, device_classes=(HERE, "portable"))
+    materials, limits = materials_of(store), {HERE: own.limits, "portable": Limits()}
+    for item in sorted(plan.items, key=lambda item: item.device_class == last):
+        sent = materials.as_sent(materials.ready(item.entry))
+        assert sent.limits == limits[item.device_class]
 
 
 def test_file_changed_after_planning_is_rejected(
