@@ -88,7 +88,10 @@ LimitOption = Annotated[
 ]
 PrecisionOption = Annotated[
     list[str] | None,
-    typer.Option(help="Lower precision to try: bf16, int8. Repeatable. Needs --accuracy."),
+    typer.Option(
+        help="Lower precision to try: bf16, int8; on GPUs bf16, fp16, tf32. Repeatable. Needs"
+        " --accuracy."
+    ),
 ]
 AccuracyOption = Annotated[
     list[str] | None,

@@ -35,8 +35,9 @@ class FreezeOptions:
         limits: speedup, drift, latency and size limits that a candidate must meet.
         objective: what the winner is best in, of the candidates that meet the limits: `p50`
             (latency), `p95`, `throughput` or `size`.
-        precision: lower precisions that are consented to, `bf16` and `int8`; a candidate competes
-            if it keeps the budget `accuracy`. Float32 always competes.
+        precision: lower precisions that are consented to: `bf16`, `int8`, or on GPUs `bf16`,
+            `fp16` and `tf32`. A candidate competes if it keeps the budget `accuracy`. Float32
+            always competes.
         accuracy: the budget, and real samples that neither calibration nor search sees.
         policy: how long and how often to sample latency.
         task_metric: the caller's own quality measure; reported, not gated.

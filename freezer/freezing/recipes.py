@@ -38,8 +38,8 @@ class Recipe:
         by_shape: whether a payload for one point is faster there than the one for all sizes, so
             that each named point gets its own.
         auto: whether `auto` includes it; the others are slower to build or seldom win.
-        precision: `float32`, or what its kernels compute in: `bf16`, `int8`, or `int8+bf16`. Lower
-            ones are only built with consent, for classes whose hardware gains.
+        precision: `float32`, or what its kernels compute in: `bf16`, `fp16`, `tf32`, `int8`, or
+            `int8+bf16`. Lower ones are only built with consent, for classes whose hardware gains.
         tools: packages that a build needs besides those of its engine.
     """
 
@@ -260,6 +260,8 @@ _IN_BUILD_ORDER = (  # the cheapest first
     _lower(_ONNXRUNTIME, "int8"),
     _INDUCTOR,
     _lower(_INDUCTOR, "bf16"),
+    _lower(_INDUCTOR, "fp16"),
+    _lower(_INDUCTOR, "tf32"),
     _lower(_INDUCTOR, "int8", "torchao"),
     _inductor("inductor-unpacked", weight_prepack=False),
     _inductor("inductor-unfrozen", freezing=False, weight_prepack=False),
@@ -285,7 +287,8 @@ an entrant: `freeze` and campaigns build it for the verdict `kept-eager`."""
 
 PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
 """Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of
-half precision. Both are off for builds, judges and calls (runtime/torch_settings.py)."""
+half precision. Both are off for builds, judges and calls (runtime/torch_settings.py); TF32 is on
+for calls of the recipe that is named after it."""
 
 
 def needs_torch_alone(name: str) -> bool:
@@ -308,7 +311,8 @@ def made_for(recipe: Recipe, kind: str) -> Recipe:
     """
     if kind != "cuda":
         return recipe
-    settings = {**recipe.settings, "precision": dict(PRECISION)}
+    precision = {**PRECISION, "tf32": recipe.precision == "tf32"}
+    settings = {**recipe.settings, "precision": precision}
     if "inductor" in settings:
         settings["inductor"] = {**settings["inductor"], **INDUCTOR_CUDA_SETTINGS}
     return replace(recipe, settings=settings, by_thread=False)

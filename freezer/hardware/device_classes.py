@@ -181,6 +181,8 @@ class DeviceClass:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Lower precisions in which hardware of the class is faster than in float32."""
+        if self.capability is not None:
+            return tuple(name for name, least in _GAINS_ON_GPU.items() if self.capability >= least)
         if self.kind != "cpu":
             return ()
         return tuple(name for name, needs in _GAINS.items() if needs & self.features)
@@ -191,6 +193,9 @@ _GAINS: Mapping[str, frozenset[str]] = {
     "int8": frozenset(("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")),
 }
 """Features of which one makes matrix products in a precision faster."""
+
+_GAINS_ON_GPU = {"bf16": 80, "fp16": 70, "tf32": 80}
+"""Least compute capability, major * 10 + minor, whose tensor cores multiply in a precision."""
 
 
 def _x86(
@@ -252,7 +257,7 @@ def _cuda(capability: int) -> DeviceClass:
         kind="cuda",
         capability=capability,
         host="cpu-x86-64-v3",
-        run_on="nowhere",
+        run_on="on hardware" if capability == 90 else "nowhere",
     )
 
 

@@ -10,6 +10,7 @@ import operator
 import os
 import platform
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -195,13 +196,28 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     )
 
 
+class _Begun(threading.local):
+    """Whether this thread has a CUDA context."""
+
+    yet = False
+
+
+_begun = _Begun()
+
+
 def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Make a GPU the current one of this thread for a block: kernels run on the current GPU's
     stream.
+
+    A thread gets a CUDA context by its first call of the runtime. Inductor launches its kernels
+    through the driver, which fails in a thread without one.
     """
-    if device.type == "cuda":
-        return torch.cuda.device(device)
-    return contextlib.nullcontext()
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    if not _begun.yet:
+        torch.cuda.mem_get_info(device)
+        _begun.yet = True
+    return torch.cuda.device(device)
 
 
 def gpu_versions(device: torch.device) -> dict[str, str | None]:

@@ -23,8 +23,14 @@ from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
 from freezer.runtime.tensors import address_of, dtype_name, leaves_of
-from freezer.runtime.torch_settings import default_context, full_on_gpu, own_count, threads
-from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
+from freezer.runtime.torch_settings import (
+    default_context,
+    full_on_gpu,
+    own_count,
+    tf32_on_gpu,
+    threads,
+)
+from freezer.spec import FLOAT32, InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
 
 logger = logging.getLogger("coldpress")
 
@@ -38,11 +44,13 @@ class CallOptions:
             may be open.
         num_threads: for payloads that fit any thread count; None for the calling thread's own.
         device: that inputs must be on: the CPU, or a GPU with its index.
+        precision: of the recipe; a GPU multiplies float32 in TF32 if it is `tf32`.
     """
 
     preserve: Sequence[str] = ()
     num_threads: int | None = None
     device: torch.device = CPU
+    precision: str = FLOAT32
 
 
 class FrozenModel(OpenModel):
@@ -56,7 +64,7 @@ class FrozenModel(OpenModel):
 
     A call is served by the most specific payload for its sizes (`payload_for`), with that payload's
     thread count; the calling thread's own count is restored afterwards. On a GPU, inputs and
-    outputs are on `device`; calls run on the current stream in full precision
+    outputs are on `device`; calls run on the current stream in the precision of the recipe
     (torch_settings.py), and are not waited for.
 
     Preserved attributes and methods work as in the source: `model.version = 2`, `model.reset()`,
@@ -112,6 +120,7 @@ class FrozenModel(OpenModel):
         self.device = options.device
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
+        self._on_gpu = tf32_on_gpu() if options.precision == "tf32" else full_on_gpu()
         self._own = set().union(*(own_memory(opened.run) for opened in payloads))
         first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
@@ -230,7 +239,7 @@ class FrozenModel(OpenModel):
                         for output in outputs
                     ]
                 return self._rebuild(outputs)
-            with current(self.device), full_on_gpu():
+            with current(self.device), self._on_gpu:
                 return self._rebuild(self._leaves(opened, tensors))
 
     def _leaves(

@@ -6,8 +6,9 @@ error that hides drift.
 
 On a GPU, torch checks in every call whether float32 may be multiplied in TF32, and half-precision
 products summed in half precision; by default it allows TF32 in convolutions, and such sums.
-Artifacts are judged without both, so calls turn both off and restore them. The settings belong to
-the process: during a call, other threads compute in full precision too.
+Artifacts are judged without both, so calls turn both off and restore them; those of the recipe for
+TF32 turn it on. The settings belong to the process: during a call, other threads compute in its
+precision too, and during calls of both kinds all compute in full precision.
 """
 
 from __future__ import annotations
@@ -67,29 +68,57 @@ def _full(
     stack.callback(put_back)
 
 
-class _FullOnGpu:
-    """Shared by all threads. A class, since every call enters it and a generator is slower."""
+class _Blocks:
+    """The blocks under way in all threads, by thread and from the outermost on: whether they
+    compute in TF32.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_under_way = 0
-        self._undo = contextlib.ExitStack()
+        self.lock = threading.Lock()
+        self.by_thread: dict[int, list[bool]] = {}
+        self._is_full = self._is_tf32 = False
+        self._undo_full = contextlib.ExitStack()
+        self._undo_tf32 = contextlib.ExitStack()
+
+    def settle(self) -> None:
+        """Set what the innermost blocks need: TF32 if all do."""
+        innermost = [blocks[-1] for blocks in self.by_thread.values()]
+        if innermost and not self._is_full:
+            _without_tf32(self._undo_full)
+            _without_reduced_sums(self._undo_full)
+        tf32 = bool(innermost) and all(innermost)
+        if tf32 and not self._is_tf32:
+            _with_tf32(self._undo_tf32)
+        elif not tf32:
+            self._undo_tf32.close()
+        if not innermost:
+            self._undo_full.close()
+        self._is_full, self._is_tf32 = bool(innermost), tf32
+
+
+class _OnGpu:
+    """A class, since every call enters it and a generator is slower."""
+
+    def __init__(self, blocks: _Blocks, *, tf32: bool) -> None:
+        self._blocks = blocks
+        self._tf32 = tf32
 
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._num_under_way:
-                _without_tf32(self._undo)
-                _without_reduced_sums(self._undo)
-            self._num_under_way += 1
+        with self._blocks.lock:
+            self._blocks.by_thread.setdefault(threading.get_ident(), []).append(self._tf32)
+            self._blocks.settle()
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_under_way -= 1
-            if not self._num_under_way:
-                self._undo.close()
+        with self._blocks.lock:
+            mine = self._blocks.by_thread[threading.get_ident()]
+            mine.pop()
+            if not mine:
+                del self._blocks.by_thread[threading.get_ident()]
+            self._blocks.settle()
 
 
-_FULL_ON_GPU = _FullOnGpu()
+_BLOCKS = _Blocks()
+_FULL_ON_GPU, _TF32_ON_GPU = _OnGpu(_BLOCKS, tf32=False), _OnGpu(_BLOCKS, tf32=True)
 
 
 def full_on_gpu() -> contextlib.AbstractContextManager[None]:
@@ -97,6 +126,11 @@ def full_on_gpu() -> contextlib.AbstractContextManager[None]:
     ends.
     """
     return _FULL_ON_GPU
+
+
+def tf32_on_gpu() -> contextlib.AbstractContextManager[None]:
+    """The same with TF32, unless a block of another thread needs full precision."""
+    return _TF32_ON_GPU
 
 
 def _without_tf32(undo: contextlib.ExitStack) -> None:
@@ -121,6 +155,21 @@ def _without_tf32(undo: contextlib.ExitStack) -> None:
     for operation in _tf32(*allowed):
         torch._C._set_fp32_precision_setter("cuda", operation, _FULL)
         undo.callback(torch._C._set_fp32_precision_setter, "cuda", operation, "tf32")
+
+
+def _with_tf32(undo: contextlib.ExitStack) -> None:
+    """Turn TF32 on where `_without_tf32` turned it off, and add to `undo` how to restore it."""
+    if _older(torch.get_float32_matmul_precision) == "highest":
+        torch.set_float32_matmul_precision("high")
+        undo.callback(torch.set_float32_matmul_precision, "highest")
+    if _older(torch._C._get_cudnn_allow_tf32) is False:
+        _older(torch._C._set_cudnn_allow_tf32, True)
+        undo.callback(_older, torch._C._set_cudnn_allow_tf32, False)
+    allowed = _tf32(*_OPERATIONS)
+    for operation in _OPERATIONS:
+        if operation not in allowed:
+            torch._C._set_fp32_precision_setter("cuda", operation, "tf32")
+            undo.callback(torch._C._set_fp32_precision_setter, "cuda", operation, _FULL)
 
 
 def _tf32(*operations: str) -> list[str]:

@@ -52,6 +52,7 @@ def open_artifact(
         preserve=manifest.recipe.preserve,
         num_threads=options.threads,
         device=device,
+        precision=manifest.recipe.precision,
     )
     with ExitStack() as stack:
         held = artifact.held(paths, stack, private=bool(options.trusted_keys))

@@ -22,6 +22,7 @@ from freezer.files import digest_file
 from freezer.hardware import PORTABLE
 from freezer.runtime.accuracy import Judged
 from freezer.runtime.contract import unflatten
+from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.held_out import judge_answers, read_held_out
 from freezer.runtime.tensor_files import golden_sets, load_tensors
@@ -168,7 +169,8 @@ def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged
     names = [output.name for output in manifest.outputs]
     sets = golden_sets(stored, names, len(held_out.judged), load_tensors)
     eager = [unflatten(manifest.structure, list(each.values())) for each in sets]
-    answers = (model(**inputs.cloned()) for inputs in held_out.judged)
+    call = called_on(model, model.device)
+    answers = (call(**inputs.cloned()) for inputs in held_out.judged)
     metric = resolve_name(record.metric) if record.metric else None
     judged = judge_answers(held_out, metric, eager, answers, record.num_candidates)
     if judged.problem:

@@ -12,12 +12,15 @@ from typing import Any, Literal
 from freezer.codec import OMIT_DEFAULT
 from freezer.errors import SpecError, expected_names
 
-Precision = Literal["bf16", "int8"]
+Precision = Literal["bf16", "fp16", "tf32", "int8"]
 
 FLOAT32 = "float32"
 """Precision of every recipe without consent."""
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
+CASTS: tuple[Precision, ...] = ("bf16", "fp16", "tf32")
+"""Precisions that round values, and calibrate nothing; the last two are of GPUs."""
+
+PRECISIONS: tuple[Precision, ...] = (*CASTS, "int8")
 
 BAD_ACCURACY = "CP-ACCURACY"
 """Code of all errors about consent and budgets."""
@@ -112,11 +115,12 @@ def check_consent(precision: Sequence[str], accuracy: Accuracy | None) -> None:
         raise _refusal("metric and metric_drop_max belong together; give both")
     if accuracy.labels and not accuracy.metric:
         raise _refusal("labels are for a metric; add metric and metric_drop_max")
-    is_plain = set(precision) == {"bf16"} and set(accuracy.budget) == {"sqnr_db_min"}
+    is_plain = set(precision) <= set(CASTS) and set(accuracy.budget) == {"sqnr_db_min"}
     if accuracy.samples is None and not is_plain:
         raise _refusal(
-            "without real samples only bf16 with sqnr_db_min can be judged, since generated inputs"
-            " show neither the values that int8 must represent nor decisions; give `samples`"
+            f"without real samples only {', '.join(CASTS)} with sqnr_db_min can be judged, since"
+            " generated inputs show neither the values that int8 must represent nor decisions; give"
+            " `samples`"
         )
 
 

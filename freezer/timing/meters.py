@@ -152,6 +152,13 @@ class GpuMeter(CpuMeter):
         """False: the device computes."""
         return False
 
+    def disturbance(self) -> str:
+        """The use of the GPU and of the CPUs since this meter was made, beside this process."""
+        shared = (
+            f"others were on the GPU in {self._num_shared} rounds; " if self._num_shared else ""
+        )
+        return shared + super().disturbance()
+
     def facts(self) -> dict[str, Any]:
         """How rounds were timed and watched, and the number of shared rounds."""
         return {

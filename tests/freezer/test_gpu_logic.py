@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.torch_settings import full_on_gpu, plain_precision
+from freezer.runtime.torch_settings import full_on_gpu, plain_precision, tf32_on_gpu
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.support.gpu_models import settings_on_gpu
@@ -75,7 +77,8 @@ def test_gpu_recipes_fix_the_precision() -> None:
     for recipe in (*RECIPES.values(), KEPT_EAGER):
         assert made_for(recipe, "cpu") is recipe
         found = made_for(recipe, "cuda")
-        assert found.settings["precision"] == {"tf32": False, "reduced_precision_reductions": False}
+        tf32 = {"tf32": recipe.precision == "tf32"}
+        assert found.settings["precision"] == {**tf32, "reduced_precision_reductions": False}
         assert not found.by_thread
         assert all(
             found.settings[name] == value
@@ -110,6 +113,29 @@ def test_full_on_gpu_restores_the_settings() -> None:
         assert settings_on_gpu() == high
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_tf32_is_on_in_its_calls_alone() -> None:
+    before = settings_on_gpu()
+    with full_on_gpu():
+        full = settings_on_gpu()
+        with tf32_on_gpu():
+            inside = settings_on_gpu()
+            assert {inside[name] for name in ("matmul", "conv", "rnn")} == {"tf32"}
+            assert inside["allow_fp16"] == full["allow_fp16"]
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(in_full).result() == full, "another thread needs full precision"
+            assert settings_on_gpu() == inside
+        assert settings_on_gpu() == full
+    assert settings_on_gpu() == before
+    with tf32_on_gpu():
+        assert settings_on_gpu() == inside
+    assert settings_on_gpu() == before
+
+
+def in_full() -> dict[str, Any]:
+    with full_on_gpu():
+        return settings_on_gpu()
 
 
 def model_on(device: torch.device) -> FrozenModel:

@@ -113,7 +113,9 @@ class Candidate:
             outputs=subject.outputs,
             structure=subject.structure,
             payloads=opened,
-            options=CallOptions(preserve=self.preserve, device=subject.device),
+            options=CallOptions(
+                preserve=self.preserve, device=subject.device, precision=self.precision
+            ),
         )
 
     def write(self) -> None:

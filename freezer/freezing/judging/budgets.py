@@ -16,6 +16,7 @@ from freezer.freezing.drift import Extreme, misplaced, rms_of
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import find_function
 from freezer.runtime.accuracy import CONFIDENCE
+from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
 from freezer.runtime.input_sets import InputSet, resize
@@ -25,7 +26,7 @@ from freezer.spec import METRIC, Accuracy
 KEPT_BYTES = 256 * 1024 * 1024
 """Most that eager's answers may take to be kept in memory."""
 
-SHARES = {"bf16": 0.1, "int8": 0.5}
+SHARES = {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.5}
 """Error at extreme sets that passes, as a share of the output's root mean square: it still computes
 the same function, and the budget judges the rest."""
 
@@ -58,7 +59,8 @@ class Budget:
             JudgeError: eager does not run, or an answer has no decisions or no quality.
         """
         sets = [_fitting(inputs, payload, self.subject) for inputs in self.held_out.judged]
-        answers = (model(**inputs.cloned()) for inputs in sets)
+        call = called_on(model, model.device)
+        answers = (call(**inputs.cloned()) for inputs in sets)
         judged = judge_answers(
             self.held_out, self.metric, self.eager(sets), answers, self.num_candidates
         )

@@ -70,6 +70,8 @@ def copied(model: nn.Module) -> nn.Module:
                 module._modules[name] = _unwrapped(part)
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # a copy is compacted at every call on a GPU
     return whole
 
 

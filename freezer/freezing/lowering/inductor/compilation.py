@@ -168,7 +168,7 @@ def compile_program(
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
         options = known({**_changed_by_program(), **config, **_passes(watched)})
-        with autocast_to(watched.computes):
+        with autocast_to(watched.computes, target.device):
             return list(
                 aot_compile(
                     module,
@@ -245,7 +245,7 @@ class Watched:
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""
         wrapper = reproducible(wrapper)
-        self.ops, self.products = _calls(graph), list(products_of(graph))
+        self.ops, self.products = _calls(graph), list(products_of(graph, self.computes))
         self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
         if self._beside:
             self.table = weights_table(graph)
@@ -310,10 +310,11 @@ def _changed_by_program() -> dict[str, object]:
     from torch._inductor import config as inductor
 
     entries: Mapping[str, Any] = inductor._config
+    values = inductor.get_config_copy()  # torch's own record keeps what builds have put back
     return {
         name: entry.default
         for name, entry in entries.items()
-        if entry.alias is None and not inductor._is_default(name)
+        if entry.alias is None and values[name] != entry.default
     }
 
 

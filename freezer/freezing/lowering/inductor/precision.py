@@ -1,5 +1,5 @@
-"""Lower precision in Inductor: autocast to bfloat16, and int8 by torchao's quantizer for x86; and
-what a compiled graph really runs in.
+"""Lower precision in Inductor: autocast to bfloat16 or float16, TF32 by a setting of calls, and
+int8 by torchao's quantizer for x86; and what a compiled graph really runs in.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ _PRODUCTS = ("conv", "linear", "mm", "attention")
 """Parts of the names of operators that compute convolutions and matrix products."""
 
 
-def autocast_to(precision: str) -> contextlib.AbstractContextManager[object]:
+_CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtype of the products of a precision that autocast makes."""
+
+
+def autocast_to(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The context in which Inductor traces a program for a precision."""
-    if precision != "bf16":
+    if precision not in _CAST_TO:
         return contextlib.nullcontext()
-    return torch.autocast("cpu", dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=_CAST_TO[precision])
 
 
 def in_precision(
     module: torch.fx.GraphModule, precision: str, calibration: Sequence[Sequence[Tensor]]
 ) -> torch.fx.GraphModule:
     """The module of a program as Inductor is to compile it in a precision; it is changed."""
-    if precision == "bf16":
+    if precision in _CAST_TO:
         _cast_outputs(module)
     return _quantized(module, calibration) if precision == "int8" else module
 
@@ -77,8 +81,14 @@ def _quantized(
         return quantized
 
 
-def products_of(graph: Any) -> Iterator[tuple[str, str]]:
-    """Name and precision of each product that Inductor's GraphLowering calls."""
+def products_of(graph: Any, computes: str) -> Iterator[tuple[str, str]]:
+    """Name and precision of each product that Inductor's GraphLowering calls.
+
+    Args:
+        graph: the GraphLowering.
+        computes: precision of the recipe: whether float32 is multiplied in TF32 is a setting of
+            calls, not of the code.
+    """
     for scheduled in graph.scheduler.nodes:
         for part in scheduled.get_nodes():
             node = part.node
@@ -87,11 +97,12 @@ def products_of(graph: Any) -> Iterator[tuple[str, str]]:
             )
             if part.is_extern() and any(word in kind for word in _PRODUCTS):
                 name = str(getattr(node, "origin_node", None) or node.get_name())
-                yield name, _precision(kind, node)
+                found = _precision(kind, node)
+                yield name, computes if (found, computes) == (FLOAT32, "tf32") else found
 
 
 def _precision(kind: str, node: Any) -> str:
     if kind.startswith("onednn.q"):
         return "int8"
     dtypes = {value.get_dtype() for value in node.inputs if hasattr(value, "get_dtype")}
-    return "bf16" if torch.bfloat16 in dtypes else FLOAT32
+    return next((name for name, dtype in _CAST_TO.items() if dtype in dtypes), FLOAT32)

@@ -50,8 +50,8 @@ _FOLDED = (
 def vectors_of(device_class: DeviceClass) -> Iterator[None]:
     """Let Inductor use the vector instructions of the class, not those of this CPU.
 
-    `cpp.march` is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and
-    -mamx-* if this CPU has them.
+    `cpp.march` is not enough: torch before 2.12 does not know it and adds -march=native, and for
+    512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* if this CPU has them.
     """
     if device_class.kind != "cpu":
         yield
@@ -74,16 +74,17 @@ def _vectors(device_class: DeviceClass) -> Any:
     base: Any = getattr(cpu_vec_isa, name)
     if name == "VecSVE":
         return base(device_class.sve_bits)
-    if device_class.simdlen != _WIDE:
-        return base()
+    own = cpu_vec_isa.VecAVX512 if device_class.simdlen == _WIDE else base
 
     class OfTheClass(base):  # type: ignore[misc]
-        """AVX-512 as the class defines it, without the extensions of this CPU."""
+        """Vectors as the class defines them, without the extensions of this CPU."""
 
         __hash__ = cpu_vec_isa.VecISA.__hash__
 
         def build_arch_flags(self) -> str:
-            return " ".join((cpu_vec_isa.VecAVX512._arch_flags, *device_class.flags))
+            # of two -march the compiler takes the last
+            march = f"-march={device_class.march}"
+            return " ".join((march, own._arch_flags, *device_class.flags))
 
         def is_avx512_bf16_supported(self) -> bool:
             return "avx512_bf16" in device_class.features
