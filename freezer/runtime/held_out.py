@@ -5,7 +5,7 @@ search one, and to judge it by its budget.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from freezer.compare.tensor_values import comparable, values_of
 from freezer.errors import JudgeError, SpecError
 from freezer.files import digest_bytes, digest_file
 from freezer.runtime.accuracy import Judged, has_classes, judge_accuracy, measures, scale_of
-from freezer.runtime.input_sets import InputSet, generate_at
+from freezer.runtime.input_sets import InputSet, generate_at, match_samples
 from freezer.runtime.tensor_files import read_samples, tensor_bytes
-from freezer.runtime.tensors import dtype_name, leaves_of
+from freezer.runtime.tensors import leaves_of
 from freezer.spec import (
     BAD_ACCURACY,
     LIMITS,
@@ -27,7 +27,6 @@ from freezer.spec import (
     TOP1,
     Accuracy,
     InputSpec,
-    match_headers,
     of_inputs,
 )
 
@@ -50,24 +49,39 @@ Metric = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The parts of a file of samples; `labels` are those of the judged ones.
+    """Samples with their labels, and how they are split.
 
     Attributes:
-        digest: digest of the file; empty for generated samples.
+        samples: in the order of the split; a label is None without labels.
+        num_apart: how many are for calibration, and as many for search.
+        digest: of the file; empty for generated samples.
     """
 
     accuracy: Accuracy
-    calibration: tuple[InputSet, ...]
-    search: tuple[InputSet, ...]
-    judged: tuple[InputSet, ...]
-    labels: tuple[Tensor | None, ...]
+    samples: tuple[tuple[InputSet, Tensor | None], ...]
+    num_apart: int
     digest: str
+
+    @property
+    def calibration(self) -> list[InputSet]:
+        """The samples to calibrate with."""
+        return [inputs for inputs, _ in self.samples[: self.num_apart]]
+
+    @property
+    def search(self) -> list[InputSet]:
+        """The samples to search with."""
+        return [inputs for inputs, _ in self.samples[self.num_apart : 2 * self.num_apart]]
+
+    @property
+    def judged(self) -> tuple[tuple[InputSet, Tensor | None], ...]:
+        """The samples to judge on, with their labels."""
+        return self.samples[2 * self.num_apart :]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of samples of each part."""
-        parts = {"calibration": self.calibration, "search": self.search, "judged": self.judged}
-        return {name: len(part) for name, part in parts.items()}
+        apart = self.num_apart
+        return {"calibration": apart, "search": apart, "judged": len(self.judged)}
 
 
 def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
@@ -78,63 +92,31 @@ def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
             few samples (code CP-ACCURACY).
     """
     if accuracy.samples is None:
-        point = spec.first_point()
-        made = [generate_at(spec, point, seed=2000 + index) for index in range(NUM_GENERATED)]
-        return _split(accuracy, [(each, None) for each in made], "", num_apart=0)
+        point, seeds = spec.first_point(), range(2000, 2000 + NUM_GENERATED)
+        made = [(generate_at(spec, point, seed=seed), None) for seed in seeds]
+        return HeldOut(accuracy=accuracy, samples=tuple(made), num_apart=0, digest="")
     path = Path(accuracy.samples)
+    sets = read_samples(path)
+    labels = [tensors.get(accuracy.labels or "") for tensors in sets]
     pairs: dict[str, tuple[InputSet, Tensor | None]] = {}
-    for inputs, labels in _labelled(read_samples(path), accuracy, spec):
-        for item, label in _rows(inputs, labels, spec):
-            pairs.setdefault(digest_bytes(tensor_bytes(item.tensors)), (item, label))
-    if len(pairs) < PARTS:
-        raise SpecError(
-            f"accuracy: {path} has {len(pairs)} different samples, expected at least {PARTS}, and"
-            " for decisions some hundreds",
-            code=BAD_ACCURACY,
-        )
+    matched = match_samples([of_inputs(tensors, spec) for tensors in sets], spec)
+    for inputs, label in zip(matched, labels, strict=True):
+        for row in _rows(inputs, label, spec):
+            pairs.setdefault(digest_bytes(tensor_bytes(row[0].tensors)), row)
+    unlabelled = accuracy.labels is not None and any(label is None for label in labels)
+    if unlabelled or len(pairs) < PARTS:
+        problem = f"a set lacks the labels {accuracy.labels!r}"
+        if not unlabelled:
+            problem = f"{len(pairs)} different samples, expected at least {PARTS}, better hundreds"
+        raise SpecError(f"accuracy: {path}: {problem}", code=BAD_ACCURACY)
     ordered = list(pairs.values())
     random.Random(SEED).shuffle(ordered)
-    num_apart = min(MOST, len(ordered) // PARTS)
-    return _split(accuracy, ordered, digest_file(path), num_apart=num_apart)
-
-
-def _split(
-    accuracy: Accuracy,
-    pairs: Sequence[tuple[InputSet, Tensor | None]],
-    digest: str,
-    *,
-    num_apart: int,
-) -> HeldOut:
-    sets = [inputs for inputs, _ in pairs]
     return HeldOut(
         accuracy=accuracy,
-        calibration=tuple(sets[:num_apart]),
-        search=tuple(sets[num_apart : 2 * num_apart]),
-        judged=tuple(sets[2 * num_apart :]),
-        labels=tuple(label for _, label in pairs[2 * num_apart :]),
-        digest=digest,
+        samples=tuple(ordered),
+        num_apart=min(MOST, len(ordered) // PARTS),
+        digest=digest_file(path),
     )
-
-
-def _labelled(
-    sets: Sequence[dict[str, Tensor]], accuracy: Accuracy, spec: InputSpec
-) -> Iterator[tuple[InputSet, Tensor | None]]:
-    labels = [tensors.pop(accuracy.labels or "", None) for tensors in sets]
-    if accuracy.labels and any(label is None for label in labels):
-        raise SpecError(
-            f"accuracy: a set of {accuracy.samples} lacks the labels {accuracy.labels!r}; store"
-            " them beside its inputs",
-            code=BAD_ACCURACY,
-        )
-    sets = [of_inputs(tensors, spec) for tensors in sets]
-    headers = [_headers(tensors) for tensors in sets]
-    for point, tensors, label in zip(match_headers(headers, spec), sets, labels, strict=True):
-        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
-        yield InputSet(point=point, tensors=ordered), label
-
-
-def _headers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (dtype_name(part.dtype), tuple(part.shape)) for name, part in tensors.items()}
 
 
 def _rows(
@@ -175,7 +157,7 @@ def judge_answers(
     names = [name for name, limit in LIMITS.items() if limit in budget]
     samples: dict[str, list[float]] = {name: [] for name in names}
     qualities = []
-    for before, after, labels in zip(eager, answers, held_out.labels, strict=True):
+    for before, after, (_, labels) in zip(eager, answers, held_out.judged, strict=True):
         pair = _outputs(before), _outputs(after)
         if TOP1 in names and not any(map(has_classes, pair[0])):
             raise JudgeError(

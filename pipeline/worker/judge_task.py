@@ -245,7 +245,7 @@ def _judge_child(
     request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
 ) -> Iterator[JudgeResult]:
     """Judge the candidates of `beside`, then those of the request; write what they publish."""
-    from freezer.freezing.judging import metric_of, open_session
+    from freezer.freezing.judging import open_session
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
 
@@ -261,7 +261,7 @@ def _judge_child(
         policy=request.policy,
         objective=entry.objective,
         task_metric=metric or None,
-        accuracy_metric=metric_of(entry.accuracy, entry.search_path),
+        search_path=entry.search_path,
     )
     session = replace(session, work=Path(tempfile.mkdtemp(prefix="repaired-", dir=staging)))
     for each in (request.beside, request):

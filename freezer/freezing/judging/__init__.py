@@ -3,7 +3,6 @@
 Read first: steps.py.
 """
 
-from freezer.freezing.judging.budgets import metric_of
 from freezer.freezing.judging.cold_start import with_cold_start
 from freezer.freezing.judging.judgement import CAPTURED, Cell, Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
@@ -31,7 +30,6 @@ __all__ = [
     "judge",
     "judging_conditions",
     "kept_payloads",
-    "metric_of",
     "open_session",
     "over_footprint",
     "point_figures",

@@ -7,8 +7,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -134,6 +136,8 @@ def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProt
     kinds = _operators(model.graph)
     is_transformer = kinds["Softmax"] and kinds["LayerNormalization"]
     names = [port.name for port in model.graph.input]
+    calls = [map(Tensor.numpy, call) for call in captured.calibration]
+    feeds = (dict(zip(names, call, strict=True)) for call in calls)
     scratched = tempfile.TemporaryDirectory(dir=folder)
     with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
@@ -141,7 +145,7 @@ def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProt
         quantize_static(
             str(prepared),
             str(target),
-            _Calibration(names, captured.calibration),
+            SimpleNamespace(get_next=partial(next, feeds, None)),  # a CalibrationDataReader
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
@@ -149,21 +153,6 @@ def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProt
             op_types_to_quantize=list(_PRODUCTS) if is_transformer else None,
         )
         return _loaded(target)
-
-
-class _Calibration:
-    """Inputs for ONNX Runtime's quantizer, which reads them until None."""
-
-    def __init__(self, names: Sequence[str], calls: Sequence[Sequence[Tensor]]) -> None:
-        self._names = names
-        self._calls = iter(calls)
-
-    def get_next(self) -> dict[str, Any] | None:
-        """The inputs of the next call by name; None after the last."""
-        call = next(self._calls, None)
-        if call is None:
-            return None
-        return {name: tensor.numpy() for name, tensor in zip(self._names, call, strict=True)}
 
 
 def _products(graph: GraphProto) -> Iterator[tuple[str, str]]:

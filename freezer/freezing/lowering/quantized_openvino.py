@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -69,15 +69,27 @@ def quantized(
         if not captured.budget or keeps(whole):
             return whole, ()
         order = _worst_first(whole, calibration[:NUM_RANKED])
-        kept, low, high = (whole, order[:0]), 1, len(order)
-        while low < high:
-            middle = (low + high) // 2
-            made = _by_nncf(model, calibration, order[:middle])
-            if keeps(made):
-                kept, high = (made, [name.rpartition("/")[0] for name in order[:middle]]), middle
-            else:
-                low = middle + 1
-        return kept
+        made = _fewest_exact(order, lambda exact: _by_nncf(model, calibration, exact), keeps)
+        return made or (whole, ())
+
+
+def _fewest_exact(
+    order: Sequence[str],
+    make: Callable[[Sequence[str]], Model],
+    keeps: Callable[[Model], bool],
+) -> tuple[Model, Sequence[str]] | None:
+    """The model with the shortest prefix of operators in floating point that keeps the budget, and
+    names of torch's operators in it; None if none does.
+    """
+    found, low, high = None, 1, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        made = make(order[:middle])
+        if keeps(made):
+            found, high = (made, [name.rpartition("/")[0] for name in order[:middle]]), middle
+        else:
+            low = middle + 1
+    return found
 
 
 def _by_nncf(model: Model, calls: Sequence[_Arrays], exact: Sequence[str]) -> Model:

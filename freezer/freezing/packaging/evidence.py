@@ -224,7 +224,8 @@ def write_eager(session: Session, folder: Path) -> list[str]:
     """
     assert session.budget is not None, "a lower precision has a budget"
     answers: dict[str, Tensor] = {}
-    for index, answer in enumerate(session.budget.eager(session.budget.held_out.judged)):
+    judged = [inputs for inputs, _ in session.budget.held_out.judged]
+    for index, answer in enumerate(session.budget.eager(judged)):
         for name, tensor in zip(session.output_names, leaves_of(answer), strict=True):
             answers[f"{index}/{name}"] = tensor
     if tensors_bytes(answers.values()) > GOLDEN_BYTES:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from freezer.errors import ContractError, SpecError
-from freezer.freezing.models.samples import match_samples
+from freezer.runtime.input_sets import match_samples
 from freezer.runtime.tensor_files import read_inputs, read_samples
 from freezer.spec import DTYPES, declared_spec, match_headers, read_header
 

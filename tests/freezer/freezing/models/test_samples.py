@@ -9,8 +9,8 @@ import torch
 
 from freezer.errors import SpecError
 from freezer.freezing.models import example_spec
-from freezer.freezing.models.samples import input_sets, match_samples
-from freezer.runtime.input_sets import generate
+from freezer.freezing.models.samples import input_sets
+from freezer.runtime.input_sets import generate, match_samples
 from freezer.spec import InputSpec, declared_spec, interior_points
 
 SPEC = declared_spec(
