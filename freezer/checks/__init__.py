@@ -5,7 +5,6 @@ May import: freezer.freezing, freezer.serving and below. A checkout adds checks 
 the entry-point group `coldpress.checks`. Read first: run_checks.py.
 """
 
-from freezer.checks.machine_checks import CheckRequest, Finding
-from freezer.checks.run_checks import run_checks
+from freezer.checks.machine_checks import CheckRequest, Finding, run_checks
 
 __all__ = ["CheckRequest", "Finding", "run_checks"]

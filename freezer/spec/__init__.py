@@ -38,6 +38,10 @@ from freezer.spec.items import (
     OutputStructure,
     Relation,
     TensorSpec,
+    all_sizes,
+    combinations,
+    distinct,
+    interior_points,
     put_together,
     take_apart,
 )
@@ -69,12 +73,6 @@ from freezer.spec.sample_headers import (
     pairs_in,
     read_header,
     unreadable,
-)
-from freezer.spec.sizes import (
-    all_sizes,
-    combinations,
-    distinct,
-    interior_points,
 )
 
 __all__ = [

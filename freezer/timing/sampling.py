@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
-from freezer.timing.halving import Halving, Rivals, Round
+from freezer.timing.intervals import Halving, Rivals, Round
 from freezer.timing.machine import alone
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling

@@ -16,11 +16,16 @@ from typing import Any, Literal
 import torch
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
-from freezer.errors import BuildError, MissingDependencyError, UsageError, first_line
+from freezer.errors import (
+    BuildError,
+    MissingDependencyError,
+    UsageError,
+    first_line,
+    install_command,
+)
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
-from freezer.packages import install_command
 
 
 @contextlib.contextmanager

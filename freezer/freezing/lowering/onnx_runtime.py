@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from freezer.errors import BuildError, MissingDependencyError
+from freezer.errors import BuildError, MissingDependencyError, install_command
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.environment import installed_versions
 from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
-from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
@@ -30,10 +29,9 @@ from freezer.freezing.lowering.lowered import (
     timed,
     with_precisions,
 )
-from freezer.freezing.lowering.stable_forms import with_stable_forms
+from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.packages import install_command
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
 

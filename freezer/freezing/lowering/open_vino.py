@@ -29,7 +29,6 @@ from freezer.freezing.lowering.exported_programs import (
     report_before,
     values_named,
 )
-from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
@@ -39,7 +38,7 @@ from freezer.freezing.lowering.lowered import (
     with_precisions,
 )
 from freezer.freezing.lowering.quantized_openvino import quantized
-from freezer.freezing.lowering.stable_forms import with_stable_forms
+from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.loaders import (

@@ -33,7 +33,7 @@ from pipeline.reporting import (
     print_report,
     report_page,
 )
-from pipeline.tracking import descriptions
+from pipeline.tracking import campaign_summary
 from pipeline.tracking.campaign_summary import campaign_metrics, summary_table
 from pipeline.tracking.model_files import signature_of
 from pipeline.tracking.run_records import free_tags, run_records
@@ -114,9 +114,9 @@ def test_outcomes_are_shown(tmp_path: Path, document: Any) -> None:
     place: dict[str, Any] = {"model": made.model, "device_class": made.device_class}
     for other in (replace(PUBLISHED, **place), replace(PUBLISHED, judge_key="k", **place)):
         [encode(change) for change in compare([other], [made]) + compare([made], [other])]
-    descriptions.campaign_description([made])
-    descriptions.model_description(made)
-    descriptions.version_description(made, "./store")
+    campaign_summary.campaign_description([made])
+    campaign_summary.model_description(made)
+    campaign_summary.version_description(made, "./store")
     run_records(made, "c")
     free_tags(made)
     campaign_metrics([made])

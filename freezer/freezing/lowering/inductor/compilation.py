@@ -24,8 +24,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
-from freezer.freezing.lowering.inductor.compiler_trial import try_compiler
-from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
+from freezer.freezing.lowering.inductor.compiler_trial import cuda_toolkit, try_compiler
 from freezer.freezing.lowering.inductor.objects import (
     clean_layout,
     reproducible,
