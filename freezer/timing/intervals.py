@@ -1,4 +1,5 @@
-"""Confidence intervals of the ratio of two entrants' latencies, over rounds with a block of each.
+"""Confidence intervals of the ratio of two entrants' latencies, over rounds with a block of each;
+and successive halving, which stops timing what is clearly slower.
 
 The order of the blocks in a round is random. If one entrant's figures are divided by the true
 ratio, the two blocks of any round could be exchanged as well: each exchange changes the sign of

@@ -1,4 +1,5 @@
-"""Read catalog files (YAML, JSON, JSON Lines) into plain records with their line.
+"""Read catalog files (YAML, JSON, JSON Lines) into plain records with their line, and
+Python objects with the same fields.
 
 Oversized files, deep nesting and duplicate fields are rejected.
 """

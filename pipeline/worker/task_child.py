@@ -1,5 +1,5 @@
-"""Run the heavy half of a task in a child, with the limits of its entry; and the task that probes a
-worker.
+"""Run the heavy half of a task in a child, with the limits of its entry; and the tasks that probe a
+worker and infer inputs.
 
 Imports no torch; the processes that it starts do.
 """
