@@ -1,5 +1,6 @@
 """What people see of outcomes: typed rows, summaries of campaigns, events of a running one; and
-facts about the workers of a class."""
+facts about the workers of a class.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What a campaign's own run in MLflow shows: counts, the table of outcomes, digests of them;
-and descriptions of campaigns, models and versions in Markdown."""
+and descriptions of campaigns, models and versions in Markdown.
+"""
 
 from __future__ import annotations
 

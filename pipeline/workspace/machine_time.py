@@ -1,5 +1,5 @@
-"""Staging folders in a store, and the time of a machine: one judge at a time measures latency, and everything else that Coldpress
-computes there pauses meanwhile.
+"""Staging folders in a store, and the time of a machine: one judge at a time measures latency, and
+everything else that Coldpress computes there pauses meanwhile.
 
 Two files are locked with flock, whose locks end with their holder, also by kill -9:
 

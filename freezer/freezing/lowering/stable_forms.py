@@ -2,8 +2,8 @@
 
 The converters write logarithms of sums out as they stand in a textbook: `log(sigmoid(x))` is -inf
 from x = -16.7 down in ONNX Runtime, -87 in OpenVINO. And a row of an attention mask without keys,
-for which eager gives zeros, becomes NaN or the average of all values. Engines also compute some integers otherwise
-than torch, which builds refuse.
+for which eager gives zeros, becomes NaN or the average of all values. Engines also compute some
+integers otherwise than torch, which builds refuse.
 """
 
 from __future__ import annotations

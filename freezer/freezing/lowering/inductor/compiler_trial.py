@@ -1,5 +1,6 @@
 """Try the C++ compiler with Inductor's vector header, which every kernel includes; and find
-CUDA's headers and libraries where no toolkit is installed."""
+CUDA's headers and libraries where no toolkit is installed.
+"""
 
 from __future__ import annotations
 
