@@ -47,12 +47,7 @@ def is_url(location: str) -> bool:
     return urlsplit(location).scheme in (*HTTP, *SCHEMES)
 
 
-def fetch(
-    url: str,
-    folder: Path,
-    *,
-    sha256: str | None = None,
-) -> Path:
+def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Download a file, and return its local path.
 
     Args:
@@ -66,8 +61,8 @@ def fetch(
         MissingDependencyError: the scheme needs a package that is not installed.
     """
     name = file_name(url)
-    if sha256 is not None and (folder / sha256 / name).is_file():
-        return folder / sha256 / name
+    if sha256 is not None and (here := folder / sha256 / name).is_file():
+        return here
     if urlsplit(url).scheme == "http" and sha256 is None:
         raise SourceError(
             f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH"
