@@ -13,13 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from freezer.compare import Values
-from freezer.compare.tensor_values import comparable, values_of
 from freezer.errors import JudgeError, SpecError
 from freezer.files import digest_bytes, digest_file
 from freezer.runtime.accuracy import Judged, has_classes, judge_accuracy, measures, scale_of
 from freezer.runtime.input_sets import InputSet, generate_at, match_samples
 from freezer.runtime.tensor_files import read_samples, tensor_bytes
-from freezer.runtime.tensors import leaves_of
+from freezer.runtime.tensors import comparable, leaves_of, values_of
 from freezer.spec import (
     BAD_ACCURACY,
     LIMITS,

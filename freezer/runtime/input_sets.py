@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from freezer.compare.tensor_values import same_tensors
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.draws import Draws
-from freezer.runtime.tensors import dtype_name
+from freezer.runtime.tensors import dtype_name, same_tensors
 from freezer.spec import (
     COMPLEX,
     FLOATING,

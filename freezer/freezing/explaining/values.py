@@ -14,10 +14,10 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
 from freezer.compare import OutputError, Sums, distances, judge_rmse
-from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
+from freezer.runtime.tensors import comparable, in_double, values_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""

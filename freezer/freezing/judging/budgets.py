@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from freezer.artifact import AccuracyRecord, Payload
-from freezer.compare.tensor_values import comparable, in_double
 from freezer.freezing.drift import Extreme, misplaced, rms_of
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import find_function
@@ -20,7 +19,7 @@ from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
 from freezer.runtime.input_sets import InputSet, resize
-from freezer.runtime.tensors import leaves_of, tensors_bytes
+from freezer.runtime.tensors import comparable, in_double, leaves_of, tensors_bytes
 from freezer.spec import METRIC
 
 KEPT_BYTES = 256 * 1024 * 1024
