@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.compare.outputs import Values
+from freezer.compare import Values
 from freezer.errors import CaptureError
 from freezer.spec import OutputSpec, OutputStructure
 
