@@ -24,7 +24,11 @@ from freezer.spec.accuracy import (
 from freezer.spec.inputs import (
     Dim,
     InputSpec,
+    all_sizes,
     bind,
+    combinations,
+    distinct,
+    interior_points,
 )
 from freezer.spec.items import (
     COMPLEX,
@@ -38,10 +42,6 @@ from freezer.spec.items import (
     OutputStructure,
     Relation,
     TensorSpec,
-    all_sizes,
-    combinations,
-    distinct,
-    interior_points,
     put_together,
     take_apart,
 )

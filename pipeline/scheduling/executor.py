@@ -23,6 +23,7 @@ from pipeline.failures import CODES, NODE_MEMORY, classify
 from pipeline.ledger import Ledger
 from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
 from pipeline.records import Event, Failure, Outcome
+from pipeline.scheduling.architectures import PortableChecks
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
 from pipeline.scheduling.item_state import (
@@ -31,7 +32,6 @@ from pipeline.scheduling.item_state import (
     end_build,
     end_judge,
 )
-from pipeline.scheduling.outcomes import PortableChecks
 from pipeline.scheduling.queue import Progress, Slot, Task, memory_to_reserve
 from pipeline.scheduling.scheduler import Scheduler
 from pipeline.sources import Materials

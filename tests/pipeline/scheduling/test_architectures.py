@@ -17,7 +17,7 @@ from pipeline.ledger import Ledger
 from pipeline.planning import Item
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
-from pipeline.scheduling.outcomes import PortableChecks
+from pipeline.scheduling.architectures import PortableChecks
 from tests.conftest import Frozen
 from tests.support.campaigns import entry, judged, plan_of
 from tests.support.one_node import NODE, NoRay, OneNode
