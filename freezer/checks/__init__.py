@@ -2,7 +2,7 @@
 serves here.
 
 May import: freezer.freezing, freezer.serving and below. A checkout adds checks of Ray and MLflow by
-the entry-point group `coldpress.checks`. Read first: run_checks.py.
+the entry-point group `coldpress.checks`. Read first: machine_checks.py.
 """
 
 from freezer.checks.machine_checks import CheckRequest, Finding, run_checks

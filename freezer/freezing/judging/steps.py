@@ -118,7 +118,7 @@ Step = Callable[[Session, Judgement], Judgement]
 
 STEPS: tuple[Step, ...] = (
     apply_gate,  # run every candidate, and compare its outputs with the reference (trials.py)
-    explain_rejected,  # and judge a repaired build in place of each (explanations.py)
+    explain_rejected,  # and judge a repaired build in place of each
     measure_memory,  # of the passing ones in fresh processes, if memory is limited (cold_start.py)
     enter_incumbent,  # let the artifact that serves now compete (incumbent.py)
     time_entrants,  # with eager, side by side, and drop payloads that gain nothing (timed_cells.py)
@@ -128,7 +128,7 @@ STEPS: tuple[Step, ...] = (
     compare_with_incumbent,  # what is worse does not replace it (incumbent.py)
     time_other_sizes,
     refuse_contradicted,  # by disturbed rounds (verdicts.py)
-    serve_unmeasured,  # what passed the drift gate, if the timing was disturbed (unmeasured.py)
+    serve_unmeasured,  # what passed the drift gate, if the timing was disturbed (verdicts.py)
     measure_winner,  # in a fresh process (cold_start.py)
 )
 
