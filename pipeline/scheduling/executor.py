@@ -227,6 +227,7 @@ class Executor:
             num_threads=item.num_threads,
             further_threads=item.further_threads,
             inherits=inherits,
+            confirms=inherits and not self._scheduler.num_waiting,
             drift_max=UNUSUAL * max(1.0, contest.error_ratio) if contest else math.inf,
             policy=item.policy,
             campaign=self._ledger.campaign,

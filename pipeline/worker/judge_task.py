@@ -46,7 +46,6 @@ NICENESS = -10
 
 MOST_TIMES = 2
 """How many times `limits.timeout_s` the children of a judge may have taken for another to start."""
-
 WITHOUT = {
     PREVIOUS: "not compared with the artifact that serves now",
     FURTHER: "not frozen for further thread counts and sizes",
@@ -274,7 +273,7 @@ def _judge_one(
     request: JudgeRequest, session: Session, staging: Path, folders: Mapping[str, Path]
 ) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
-    from freezer.freezing.judging import for_portable, judge
+    from freezer.freezing.judging import confirm_inherited, for_portable, judge
     from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.write_judged import write_judged
@@ -292,6 +291,10 @@ def _judge_one(
     judgement = judge(session, candidates, incumbent)
     if request.inherits and (why := _why_contest(judgement, request)):
         return JudgeResult(verdict="failed", reason=why, contest=why)
+    if request.confirms:
+        judgement, why = confirm_inherited(session, judgement)
+        if why:
+            return JudgeResult(verdict="failed", reason=why, contest=why)
     if judgement.winner is not None and request.further:
         further = Path(tempfile.mkdtemp(prefix="further-", dir=staging))
         hold(FURTHER)

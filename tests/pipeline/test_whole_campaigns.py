@@ -188,6 +188,10 @@ def test_retrained_model_inherits_its_speed(tmp_path: Path) -> None:
     assert {manifest.device_class for manifest in manifests} == {LEVEL, PORTABLE}
     assert len({manifest.provenance["weights"] for manifest in manifests}) == 1
     assert reached(tmp_path, 1, "auto")[1]["cached"]
+    (tmp_path / "busy").unlink()
+    done, outcome = reached(tmp_path, 2, "auto")
+    assert (outcome["verdict"], outcome["clock"]) == ("published", "inherited"), outcome
+    assert "a short timing confirms it" in outcome["reason"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,11 @@ from freezer.freezing.judging.session import (
     open_session,
 )
 from freezer.freezing.judging.steps import judge
-from freezer.freezing.judging.timed_cells import time_further_threads, time_sizes
+from freezer.freezing.judging.timed_cells import (
+    confirm_inherited,
+    time_further_threads,
+    time_sizes,
+)
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
 
@@ -26,6 +30,7 @@ __all__ = [
     "Session",
     "TaskMetric",
     "Trial",
+    "confirm_inherited",
     "for_portable",
     "judge",
     "judging_conditions",

@@ -17,7 +17,7 @@ from freezer.artifact import GOLDEN_INPUTS
 from freezer.artifact.description import describe
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.judging import Incumbent, judge
+from freezer.freezing.judging import Incumbent, confirm_inherited, judge
 from freezer.freezing.judging import session as session_module
 from freezer.freezing.judging.cold_start import measure
 from freezer.freezing.judging.fresh_process import Opening
@@ -29,6 +29,7 @@ from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import target_here
 from freezer.hardware import this_host
 from freezer.spec import Dim, Limits
+from freezer.timing import Speedup
 from tests.conftest import Frozen
 from tests.support.models import (
     BakedCounter,
@@ -295,3 +296,10 @@ def test_an_emulated_cpu_inherits_an_earlier_speed(
     assert found.verdict == "published"
     assert found.inherited is not None
     assert found.inherited.inherited == 3
+    assert found.winner is not None
+    same = Speedup(value=0.01, low=0.01, high=0.01, clock="inherited")
+    more = replace(same, value=1e6, low=1e6, high=1e6)
+    for speedup, holds in ((same, True), (more, False)):
+        winner = replace(found.winner, speedup=speedup)
+        confirmed, why = confirm_inherited(session, replace(found, winner=winner))
+        assert (not why, confirmed.reason != found.reason) == (holds, holds)
