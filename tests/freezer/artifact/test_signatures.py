@@ -34,13 +34,6 @@ X = random_inputs(2, 4)
 
 
 @pytest.fixture
-def store(published: Store, tmp_path: Path) -> Store:
-    """A store for one test."""
-    shutil.copytree(published.root, tmp_path / "store")
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Files of a private and a public key."""
     return make_pair(tmp_path, "own")

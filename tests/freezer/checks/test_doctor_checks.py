@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,29 +84,6 @@ def test_stores_that_cannot_be_reached(
     closed = findings(f"{bucket}?endpoint_override={address}&scheme=http")["store"]
     assert closed.level == "error"
     assert f"aws s3 ls {bucket} " in closed.remedy
-
-
-@pytest.fixture
-def read_only(folder: Path) -> Iterator[Path]:
-    """The store, mounted read-only; the test is skipped where nothing may be mounted."""
-    if subprocess.run(
-        ["mount", "--bind", folder, folder], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def test_a_read_only_store_is_a_warning(read_only: Path) -> None:
-    found = findings(read_only)
-    assert found["store"].level == "warning"
-    assert (
-        "1 model, but it cannot be written: [Errno 30] Read-only file system" in found["store"].text
-    )
-    assert "deployments only read" in found["store"].text
 
 
 def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:

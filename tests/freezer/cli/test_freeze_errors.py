@@ -67,8 +67,7 @@ def model(stubborn):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize(("number", "stubborn"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_signals_stop_a_freeze(number: signal.Signals, stubborn: bool, tmp_path: Path) -> None:
     """A second signal ends a process that does not stop."""
     (tmp_path / "slow.py").write_text(SLOW)
