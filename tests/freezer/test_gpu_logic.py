@@ -13,7 +13,7 @@ from torch.utils import cpp_extension
 import freezer
 from freezer.errors import IncompatibleError, UsageError
 from freezer.freezing.choices import select
-from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
+from freezer.freezing.lowering.inductor.compiler_trial import cuda_toolkit
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES
