@@ -10,32 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import freezer
 from freezer.artifact import Artifact, GateRecord
 from freezer.errors import ColdpressError, JudgeError, SpecError, UsageError
-from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.models import Dims
 from freezer.spec import Limits
 from tests.conftest import Frozen
 from tests.support.models import AttributeCounter, mlp, seeded
-from tests.support.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
+from tests.support.steps import BATCH, HERE, QUICK_OPTIONS, quickly, random_inputs
 
 X = random_inputs(2, 4)
-
-
-def quickly(
-    model: nn.Module, inputs: Any, out: Path, dims: Dims | None = None, **options: Any
-) -> FreezeResult:
-    recipes = options.pop("recipes", ["torchscript-frozen"])
-    return freeze(
-        model,
-        inputs,
-        out=out,
-        dims=dims,
-        options=replace(QUICK_OPTIONS, recipes=recipes, **options),
-    )
 
 
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])

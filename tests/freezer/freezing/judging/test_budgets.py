@@ -24,7 +24,7 @@ from freezer.freezing.target import class_here
 from freezer.hardware import DEVICE_CLASSES, device_class
 from freezer.spec import Accuracy
 from tests.support.classifiers import DIMS, classifier, images, write_samples
-from tests.support.steps import ANY_SPEED, QUICK, copy_of
+from tests.support.steps import ANY_SPEED, QUICK, artifact_of, copy_of
 
 PRECISE = class_here((), ("int8", "bf16"))
 OPENVINO = ("openvino", "openvino-bf16", "openvino-int8", "openvino-int8-bf16")
@@ -73,16 +73,13 @@ def published(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> Artifa
     folder = tmp_path_factory.mktemp("frozen") / "int8"
     budget = {"samples": samples, "top1_agreement_min": 0.97, "cosine_min": 0.9}
     result = frozen(folder, budget, ["openvino-int8"], precision=["int8"])
-    assert result.verdict == "published", result.reason
-    assert result.artifact is not None
-    return result.artifact
+    return artifact_of(result)
 
 
 @needs_gain
 def test_int8_is_published_within_its_budget(published: Artifact, samples: Path) -> None:
-    manifest = published.manifest
+    manifest: Any = published.manifest
     record = manifest.accuracy
-    assert record is not None
     assert manifest.recipe.precision == record.precision == "int8"
     assert manifest.device_class == PRECISE
     assert record.bounds["top1_agreement"] >= 0.97
@@ -108,8 +105,7 @@ def test_published_int8_serves_and_verifies(published: Artifact, samples: Path) 
 def test_verify_finds_a_budget_that_breaks_here(
     published: Artifact, samples: Path, tmp_path: Path
 ) -> None:
-    record = published.manifest.accuracy
-    assert record is not None
+    record: Any = published.manifest.accuracy
     strict = replace(record, budget={"sqnr_db_min": 120.0})
     copied = copy_of(published, tmp_path / "copy", accuracy=strict)
     with pytest.raises(CanaryError):
@@ -137,9 +133,8 @@ def test_broken_budgets_are_refused(samples: Path, tmp_path: Path) -> None:
     for name in OPENVINO[1:]:
         assert judged[name].problem is not None
         assert name in result.reason
-    assert result.artifact is not None
-    assert result.artifact.manifest.recipe.name == "openvino"
-    assert result.artifact.manifest.accuracy is None
+    manifest = artifact_of(result).manifest
+    assert (manifest.recipe.name, manifest.accuracy) == ("openvino", None)
 
 
 @needs_gain
@@ -160,10 +155,7 @@ def test_metric_drop_is_judged_with_labels(samples: Path, tmp_path: Path) -> Non
         "metric_drop_max": 0.02,
     }
     result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"])
-    assert result.verdict == "published", result.reason
-    assert result.artifact is not None
-    record = result.artifact.manifest.accuracy
-    assert record is not None
+    record: Any = artifact_of(result).manifest.accuracy
     assert 0 < record.bounds["metric"] <= 0.02
 
 
@@ -191,8 +183,7 @@ def test_silent_float32_fails_the_build(
     monkeypatch.setattr(onnx_runtime, "_quantized", lambda model, *_: model)
     budget = {"samples": samples, "cosine_min": 0.9}
     result = frozen(tmp_path / "out", budget, ["openvino", name])
-    assert result.artifact is not None
-    assert result.artifact.manifest.recipe.name == "openvino"
+    assert artifact_of(result).manifest.recipe.name == "openvino"
     assert "stayed in floating point" in result.failures[name]
 
 
@@ -232,9 +223,7 @@ def test_layers_that_int8_ruins_stay_exact(samples: Path, tmp_path: Path) -> Non
     budget = {"samples": samples, "top1_agreement_min": 0.96}
     model = Outlier().eval()
     result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"], model=model)
-    assert result.verdict == "published", result.reason
-    assert result.artifact is not None
-    report = next(iter(result.artifact.manifest.freezing.reports.values()))
+    (report, *_) = artifact_of(result).manifest.freezing.reports.values()
     assert report.precisions["int8"] >= 1
     assert report.precisions["float32"] == len(report.kept_exact) >= 1
     assert any("budget" in kept.reason and "linear" in kept.name for kept in report.kept_exact)
@@ -255,11 +244,9 @@ def test_inductor_computes_in_lower_precision(name: str, samples: Path, tmp_path
     budget = {"samples": samples, "top1_agreement_min": 0.9}
     precision = [name.partition("-")[2]]
     result = frozen(tmp_path / "out", budget, [name], precision=precision, fixed=True)
-    assert result.verdict == "published", result.reason
-    assert result.artifact is not None
-    report = next(iter(result.artifact.manifest.freezing.reports.values()))
+    (report, *_) = artifact_of(result).manifest.freezing.reports.values()
     assert report.precisions[precision[0]] >= 2
-    model = freezer.load(result.artifact.folder, canary=True)
+    model = freezer.load(artifact_of(result).folder, canary=True)
     assert model(image=images(8, 1)[0]).dtype == torch.float32
 
 
