@@ -174,13 +174,7 @@ class Executor:
         kind: Literal["build", "judge"] = "build" if task.recipe else "judge"
         for each in tasks:
             recipes = (each.recipe,) if each.recipe else ()
-            self._show(
-                Event(
-                    kind=kind,
-                    what=each.item.label(),
-                    recipes=recipes,
-                )
-            )
+            self._show(Event(kind=kind, what=each.item.label(), recipes=recipes))
         self._scheduler.record_start(tasks, slot)
         request = (
             self._build_request(tasks, entry) if task.recipe else self._judge_request(tasks, entry)

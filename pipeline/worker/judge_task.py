@@ -273,7 +273,7 @@ def _judge_one(
     request: JudgeRequest, session: Session, staging: Path, folders: Mapping[str, Path]
 ) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
-    from freezer.freezing.judging import confirm_inherited, for_portable, judge
+    from freezer.freezing.judging import for_portable, judge
     from freezer.freezing.lowering import objects_kept_in
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.write_judged import write_judged
@@ -289,10 +289,8 @@ def _judge_one(
         incumbent = open_previous(request.previous, staging, session.target)
     candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
     judgement = judge(session, candidates, incumbent)
-    if request.inherits and (why := _why_contest(judgement, request)):
-        return JudgeResult(verdict="failed", reason=why, contest=why)
-    if request.confirms:
-        judgement, why = confirm_inherited(session, judgement)
+    if request.inherits:
+        judgement, why = _inherited(session, judgement, request)
         if why:
             return JudgeResult(verdict="failed", reason=why, contest=why)
     if judgement.winner is not None and request.further:
@@ -314,14 +312,19 @@ def _judge_one(
     return replace(result, has_artifact=artifact is not None, judge_s=judge_s)
 
 
-def _why_contest(judgement: Judgement, request: JudgeRequest) -> str:
-    """Why the winner of an untimed judgement cannot inherit a speed; empty if it does."""
+def _inherited(
+    session: Session, judgement: Judgement, request: JudgeRequest
+) -> tuple[Judgement, str]:
+    """An untimed judgement whose winner inherits a speed, and why it cannot; empty if it does."""
+    from freezer.freezing.judging import confirm_inherited
+
     if judgement.winner is None or judgement.inherited is None:
-        return f"the recipe that won before does not serve ({judgement.reason})"
+        return judgement, f"the recipe that won before does not serve ({judgement.reason})"
     error_ratio = judgement.winner.measured.drift.error_ratio
     if error_ratio is None or error_ratio > request.drift_max:
-        return f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
-    return ""
+        why = f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
+        return judgement, why
+    return confirm_inherited(session, judgement) if request.confirms else (judgement, "")
 
 
 def take_precedence() -> None:
