@@ -306,10 +306,9 @@ def _judge_one(
         provenance={"source": str(request.entry.source), "campaign": request.campaign},
         failures=request.failures,
     )
-    judgement = replace(judgement, reason=judgement.reason + note)
-    result = summary(request, judgement)
-    judge_s = time.monotonic() - started
-    return replace(result, has_artifact=artifact is not None, judge_s=judge_s)
+    result = summary(request, replace(judgement, reason=judgement.reason + note))
+    seconds = time.monotonic() - started
+    return replace(result, has_artifact=artifact is not None, judge_s=seconds)
 
 
 def _inherited(
