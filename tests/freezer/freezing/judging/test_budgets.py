@@ -272,7 +272,9 @@ def test_extremes_hold_for_lower_precision(
 
 
 def test_classes_without_the_hardware_get_float32() -> None:
-    for name in ("portable", "cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-aarch64", "cuda-sm90"):
+    assert DEVICE_CLASSES["cuda-sm75"].precisions == ("fp16",)
+    assert DEVICE_CLASSES["cuda-sm90"].precisions == ("bf16", "fp16", "tf32")
+    for name in ("portable", "cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-aarch64"):
         assert DEVICE_CLASSES[name].precisions == ()
     assert DEVICE_CLASSES["cpu-cascadelake"].precisions == ("int8",)
     for name in ("cpu-zen4", "cpu-sapphirerapids", "cpu-neoverse-v1", "cpu-neoverse-v2"):
