@@ -166,7 +166,6 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
         "build_s/total": 10.0,
         "speedup/largest": 4.0,
         "speedup/median": 3.5,
-        "drift/error_ratio_largest": 2.5,
     }
     assert expected.items() <= parent.data.metrics.items()
     text = text_of(projection, parent.info.run_id, "summary.json")
