@@ -83,7 +83,7 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log, script = folder / "log", folder / "g++"
     log.touch()
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *r.cpp*|*l.cpp*) echo >> {log} ;; esac\nexec g++ "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *wrapper.cpp*|*kernel.cpp*) echo >> {log} ;; esac\nexec g++ "$@"\n'
     )
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
