@@ -85,7 +85,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     known = {*before, _Forkserver.running().process.pid}
     assert [child for child in process.children(recursive=True) if child.pid not in known] == []
     if _Forkserver.running().process.pid == server:
-        assert process.num_fds() == handles
+        assert process.num_fds() <= handles
 
 
 def test_result_of_another_process(tmp_path: Path) -> None:
@@ -407,7 +407,8 @@ def test_worker_and_supervisor_killed_during_a_pause(tmp_path: Path) -> None:
         whole = supervisor.children(recursive=True)
         below = [each for each in whole if each.status() != psutil.STATUS_ZOMBIE]
         with machine_time.alone():
-            wait_until(lambda: all(each.status() == "stopped" for each in below), "they pause")
+            still = ("stopped", psutil.STATUS_ZOMBIE)
+            wait_until(lambda: all(each.status() in still for each in below), "they pause")
             supervisor.kill()
             worker.kill()
             _, alive = psutil.wait_procs([forkserver, supervisor, *below], timeout=10)
