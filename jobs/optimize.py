@@ -44,88 +44,9 @@ EXCLUSIONS = {
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-CatalogArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A catalog: .yaml, .json or .jsonl; or `mlflow:` or `mlflow:@ALIAS` for a whole"
-        " registry."
-    ),
-]
-AddressOption = Annotated[
-    str | None, typer.Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or a local Ray.")
-]
-CampaignOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Name; the same name continues the same campaign. Default: the catalog's name."
-    ),
-]
-ClassesOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable."),
-]
-RecipesOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable."),
-]
-OnlyOption = Annotated[
-    list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")
-]
-FilterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--filter",
-        help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\".",
-    ),
-]
 TrustOption = Annotated[
     bool,
     typer.Option("--trust", help="With `mlflow:`, load pickled models, which executes their code."),
-]
-ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Print what would be done and why, and exit.")
-]
-CheckOption = Annotated[
-    bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")
-]
-KeepGoingOption = Annotated[
-    bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")
-]
-WaitOption = Annotated[
-    bool,
-    typer.Option(
-        "--wait-for-nodes",
-        help="Wait for nodes of classes without nodes, at most"
-        f" {WAIT_S:g} s, and request them from an autoscaler.",
-    ),
-]
-LiftOption = Annotated[
-    bool,
-    typer.Option("--lift-quarantine", help="Retry what crashed or hung in earlier campaigns."),
-]
-RegressionOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-regression",
-        help="Publish what is slower, or drifts more, than the artifact that serves now.",
-    ),
-]
-WatchOption = Annotated[
-    float | None,
-    typer.Option(
-        help="With `mlflow:`, repeat every so many seconds, for new versions.",
-        min=1,
-    ),
-]
-JsonFileOption = Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105."
-    ),
-]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="Print a line for each recipe and step.")
 ]
 
 
@@ -140,28 +61,91 @@ exits = partial(
 @exits()
 def main(
     context: typer.Context,
-    catalog: CatalogArgument,
+    catalog: Annotated[
+        str,
+        typer.Argument(
+            help="A catalog: .yaml, .json or .jsonl; or `mlflow:` or `mlflow:@ALIAS` for a whole"
+            " registry."
+        ),
+    ],
     store: StoreOption = "./store",
     tracking_uri: TrackingOption = None,
-    address: AddressOption = None,
-    campaign: CampaignOption = None,
-    device_class: ClassesOption = None,
-    recipe: RecipesOption = None,
-    only: OnlyOption = None,
-    filter_: FilterOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or a local Ray."),
+    ] = None,
+    campaign: Annotated[
+        str | None,
+        typer.Option(
+            help="Name; the same name continues the same campaign. Default: the catalog's name."
+        ),
+    ] = None,
+    device_class: Annotated[
+        list[str] | None,
+        typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable."),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")
+    ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\".",
+        ),
+    ] = None,
     trust: TrustOption = False,
-    explain: ExplainOption = False,
-    check: CheckOption = False,
-    keep_going: KeepGoingOption = False,
-    wait_for_nodes: WaitOption = False,
-    lift_quarantine: LiftOption = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print what would be done and why, and exit.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")
+    ] = False,
+    wait_for_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--wait-for-nodes",
+            help="Wait for nodes of classes without nodes, at most"
+            f" {WAIT_S:g} s, and request them from an autoscaler.",
+        ),
+    ] = False,
+    lift_quarantine: Annotated[
+        bool,
+        typer.Option("--lift-quarantine", help="Retry what crashed or hung in earlier campaigns."),
+    ] = False,
     accept_noise: NoiseOption = False,
-    allow_regression: RegressionOption = False,
+    allow_regression: Annotated[
+        bool,
+        typer.Option(
+            "--allow-regression",
+            help="Publish what is slower, or drifts more, than the artifact that serves now.",
+        ),
+    ] = False,
     mlflow_artifacts: MlflowArtifactsOption = "copy",
-    json: JsonFileOption = None,
-    metrics: MetricsOption = None,
-    watch: WatchOption = None,
-    verbose: VerboseOption = False,
+    json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105."
+        ),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            help="With `mlflow:`, repeat every so many seconds, for new versions.",
+            min=1,
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print a line for each recipe and step.")
+    ] = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     from pipeline.cluster import check_address, in_child, joined_address

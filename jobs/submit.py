@@ -31,16 +31,6 @@ ADDRESSES = ["RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-IncludeOption = Annotated[
-    list[str] | None,
-    typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
-]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
-]
-
-
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted before the job was submitted")
 def main(
@@ -53,8 +43,14 @@ def main(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")
     ] = False,
-    include: IncludeOption = None,
-    env: EnvOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
+    ] = None,
     python: Annotated[str, typer.Option(help="Python interpreter on the head.")] = "python",
 ) -> None:
     """Run a campaign as a job of a Ray cluster.
@@ -173,7 +169,7 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
 
 
 def _environ(variables: list[str]) -> dict[str, str]:
-    environ: dict[str, str] = {}
+    environ = {}
     for text in variables:
         name, equals, value = text.partition("=")
         if not equals and name not in os.environ:

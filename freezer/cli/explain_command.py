@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from freezer.artifact import Explanation
     from freezer.freezing.sources import Source
 
-ExplainedArgument = Annotated[
-    str, typer.Argument(help="A SOURCE as of freeze, an artifact folder, or MODEL[:VERSION].")
-]
-
 
 def explain(
-    model: ExplainedArgument,
+    model: Annotated[
+        str, typer.Argument(help="A SOURCE as of freeze, an artifact folder, or MODEL[:VERSION].")
+    ],
     recipe: RecipeOption = None,
     inputs: InputsOption = None,
     dims: DimsOption = "{}",

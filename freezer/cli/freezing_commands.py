@@ -42,12 +42,6 @@ if TYPE_CHECKING:
 CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
 """Limits of the processes in which a campaign builds and judges."""
 
-SourceArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE."
-    ),
-]
 InputsOption = Annotated[
     str | None,
     typer.Option(
@@ -57,89 +51,85 @@ InputsOption = Annotated[
 ]
 DimsOption = Annotated[str, typer.Option(help='Bounds of named dims: \'{"batch": {"max": 16}}\'.')]
 ArgsOption = Annotated[str, typer.Option(help="Arguments of the source: '{\"hidden\": 256}'.")]
-MethodOption = Annotated[
-    str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
-]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")]
-CountsOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        help="Thread count to freeze for; the first decides. Repeatable. Default: torch's, and the"
-        " powers of two below."
-    ),
-]
-PointOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable."),
-]
 RecipeOption = Annotated[
     list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")
-]
-ObjectiveOption = Annotated[
-    Objective, typer.Option(help="What the artifact should be best in; docs/reference/contract.md.")
-]
-LimitOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Limit that the artifact must meet: size_mb_max=100. Repeatable."
-        " docs/reference/catalog.md lists them.",
-        metavar="NAME=VALUE",
-    ),
-]
-PrecisionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Lower precision to try: bf16, int8; on GPUs bf16, fp16, tf32. Repeatable. Needs"
-        " --accuracy."
-    ),
-]
-AccuracyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Budget of a lower precision: samples=FILE, top1_agreement_min=0.99. Repeatable."
-        " docs/guides/lower-precision.md.",
-        metavar="NAME=VALUE",
-    ),
-]
-PreserveOption = Annotated[
-    list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
-]
-ResumeOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Repeat the timing of an earlier freeze whose verdict was unstable: its --out. Its"
-        " other options are used again.",
-        metavar="OUT",
-    ),
-]
-GpuOption = Annotated[
-    str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
 ]
 
 
 def freeze(
-    source: SourceArgument = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     inputs: InputsOption = None,
     dims: DimsOption = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: ArgsOption = "{}",
-    method: MethodOption = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
+    ] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: TrustOption = False,
     device_class_: ClassOption = "auto",
-    threads: CountsOption = None,
-    point: PointOption = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Thread count to freeze for; the first decides. Repeatable. Default: torch's, and"
+            " the powers of two below."
+        ),
+    ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable."),
+    ] = None,
     recipe: RecipeOption = None,
-    objective: ObjectiveOption = "p50",
-    limit: LimitOption = None,
-    precision: PrecisionOption = None,
-    accuracy: AccuracyOption = None,
-    preserve: PreserveOption = None,
+    objective: Annotated[
+        Objective,
+        typer.Option(help="What the artifact should be best in; docs/reference/contract.md."),
+    ] = "p50",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limit that the artifact must meet: size_mb_max=100. Repeatable."
+            " docs/reference/catalog.md lists them.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Lower precision to try: bf16, int8; on GPUs bf16, fp16, tf32. Repeatable. Needs"
+            " --accuracy."
+        ),
+    ] = None,
+    accuracy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Budget of a lower precision: samples=FILE, top1_agreement_min=0.99. Repeatable."
+            " docs/guides/lower-precision.md.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    preserve: Annotated[
+        list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
+    ] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
-    device: GpuOption = None,
+    device: Annotated[
+        str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
+    ] = None,
     accept_noise: NoiseOption = False,
-    resume: ResumeOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Repeat the timing of an earlier freeze whose verdict was unstable: its --out. Its"
+            " other options are used again.",
+            metavar="OUT",
+        ),
+    ] = None,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
     given = dict(locals())
@@ -298,7 +288,7 @@ def _limits(options: Sequence[str]) -> Limits:
 
 def _named(options: Sequence[str]) -> dict[str, Any]:
     """Parse options of the form NAME=VALUE, of which numbers become such."""
-    named: dict[str, Any] = {}
+    named = {}
     for text in options:
         name, _, value = text.partition("=")
         named[name] = value

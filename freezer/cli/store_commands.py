@@ -28,7 +28,7 @@ from freezer.cli.arguments import (
     transfer_bar,
 )
 from freezer.codec import encode
-from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
+from freezer.errors import FAILED, IncompatibleError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
@@ -43,18 +43,13 @@ from freezer.store import (
     versions_of,
 )
 
-UndoOption = Annotated[
-    bool,
-    typer.Option("--undo", help="Make `latest` exactly what it was before the last rollback."),
-]
-
 
 def list_models(
     model: MaybeModelArgument = None, store: StoreOption = "./store", as_json: JsonOption = False
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
-    problems: list[ColdpressError] = []
+    problems = []
     if model is None:
         listed, problems = newest_versions(opened)
     else:
@@ -186,7 +181,12 @@ def sign(
 
 
 def rollback(
-    model: ModelArgument, store: StoreOption = "./store", undo: UndoOption = False
+    model: ModelArgument,
+    store: StoreOption = "./store",
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Make `latest` exactly what it was before the last rollback."),
+    ] = False,
 ) -> None:
     """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
     name, _, number = model.partition(":")
