@@ -230,7 +230,7 @@ def driver_facts(files: Path) -> dict[str, str]:
     """Return the versions of the driver's packages, and the commit of the checkout that contains
     the catalog or working directory, if there is one.
     """
-    facts: dict[str, str] = {}
+    facts = {}
     for name in ("coldpress", "ray", "mlflow"):
         with suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)

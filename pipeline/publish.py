@@ -69,7 +69,7 @@ class Publisher:
             return []
         judged = {folder_name(reached) for _, reached in gathered if not reached.cached}
         gathered, version = self._published(self._taken_over(gathered))
-        final: _Gathered = []
+        final = []
         for member, reached in gathered:
             served = _final(reached, version)
             final.append((member, self._with_server(served)))
@@ -115,8 +115,8 @@ class Publisher:
         self._ledger.check()
         self._bring_judged(gathered)
         first, outcomes = gathered[0][0], [outcome for _, outcome in gathered]
-        artifacts: list[Artifact] = []
-        carried: list[Descriptor] = []
+        artifacts = []
+        carried = []
         decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
         for outcome in outcomes:
             if outcome.verdict == "kept-previous":

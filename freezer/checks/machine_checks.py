@@ -285,7 +285,7 @@ def _run(
 
 def _further() -> tuple[dict[str, Check], list[Finding]]:
     """The checks of a checkout by name, and findings on those that cannot be imported."""
-    checks: dict[str, Check] = {}
+    checks = {}
     missing = []
     for entry in sorted(
         entry_points(group=GROUP),

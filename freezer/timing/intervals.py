@@ -150,11 +150,11 @@ class Halving:
         while self._next_look <= len(rounds):
             self._next_look *= 2
             self._level /= 2
-        logs: dict[str, list[float]] = {}
+        logs = {}
         for name in rounds[-1]:
             medians = [statistics.median(blocks[name]) for blocks in rounds]
             logs[name] = [math.log(max(median, 1e-9)) for median in medians]
-        stopped: set[str] = set()
+        stopped = set()
         for name, rival in self._pairs:
             if name in stopped or name not in logs or rival not in logs:
                 continue

@@ -162,7 +162,7 @@ class _Rounds:
 
     def add(self) -> None:
         """Run rounds that are long enough to be checked for disturbance together."""
-        together: list[dict[str, _Block]] = []
+        together = []
         began = time.monotonic()
         self._meter.begin()
         while not together or time.monotonic() - began < TELLING_S:
@@ -185,7 +185,7 @@ class _Rounds:
     def _round(self) -> dict[str, _Block]:
         """Time one block of each entrant, in a new random order."""
         self._shuffle.shuffle(self._order)
-        blocks: dict[str, _Block] = {}
+        blocks = {}
         for name in self._order:
             blocks[name] = self._block(name)
         return {name: blocks[name] for name in self._calls if name in blocks}
@@ -213,8 +213,8 @@ class _Rounds:
         if disturbance and (not stable or clock != "wall"):
             message = "%d of %d rounds were disturbed; %s"
             logger.warning(message, num_dropped, len(self._tried), disturbance)
-        samples_ms: dict[str, list[Sequence[float]]] = {}
-        estimates_ms: dict[str, float] = {}
+        samples_ms = {}
+        estimates_ms = {}
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
             tried = [blocks[name].wall for blocks in self._tried if name in blocks]
@@ -245,7 +245,7 @@ class _Rounds:
 
 def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Round]:
     """The times of rounds by one clock."""
-    times: list[Round] = []
+    times = []
     for blocks in rounds:
         times.append({name: getattr(block, clock) for name, block in blocks.items()})
     return times

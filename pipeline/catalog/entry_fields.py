@@ -199,7 +199,7 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
 
 
 def _read_limits(given: dict[str, Any]) -> Limits:
-    limits: dict[str, Any] = {}
+    limits = {}
     for name, value in given.items():
         problem = limit_problem(name, value)
         if problem is not None:

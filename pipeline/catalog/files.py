@@ -146,7 +146,7 @@ def _check_node(node: yaml.Node, path: Path, depth: int) -> None:
 
 def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
     """Reject duplicate fields, of which YAML would keep the last."""
-    places: dict[str, str] = {}
+    places = {}
     for key, _ in node.value:
         name = str(key.value)
         place = _place(key, path)
@@ -164,7 +164,7 @@ def _find(node: yaml.Node, parts: Sequence[str]) -> yaml.Node | None:
     """Return the node of a field, or of the innermost part of it that is given."""
     found = None
     for part in parts:
-        children: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        children = {}
         if isinstance(node, yaml.MappingNode):
             children = {str(key.value): (key, value) for key, value in node.value}
         elif isinstance(node, yaml.SequenceNode):
@@ -194,7 +194,7 @@ def _read_json_lines(path: Path) -> list[Record]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of an object. JSON would keep the last of duplicate ones."""
-    fields: dict[str, Any] = {}
+    fields = {}
     for name, value in pairs:
         if name in fields:
             raise ValueError(f"{name!r} is given twice")

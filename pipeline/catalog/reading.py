@@ -217,9 +217,9 @@ def _read_records(
     Raises:
         CatalogError: no entry matches `only`.
     """
-    entries: list[Entry] = []
-    problems: list[CatalogError] = []
-    places: dict[str, str] = {}
+    entries = []
+    problems = []
+    places = {}
     for number, record in enumerate(records, start=1):
         name = record.value.get("name") if isinstance(record.value, dict) else None
         label = f"#{number}" if name is None else str(name)

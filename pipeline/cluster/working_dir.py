@@ -106,8 +106,8 @@ def _placed(
         paths: files and folders.
         places: names of folders in the working directory.
     """
-    files: dict[str, Path] = {}
-    left_out: set[str] = set()
+    files = {}
+    left_out = set()
     for file in chain.from_iterable(map(_files_in, paths)):
         real = file.resolve()
         is_inside = any(real.is_relative_to(folder) for folder in places)

@@ -118,7 +118,7 @@ def _text(error: BaseException) -> str:
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its causes, and the members of groups. A chain may contain a cycle."""
-    seen: set[int] = set()
+    seen = set()
     further = [error]
     while further:
         error = further.pop()

@@ -89,7 +89,7 @@ class History:
         rows = [self._row(campaign, member, until) for member in record.members]
         pairs = list(zip(record.members, rows, strict=True))
         unfinished = {member.model for member, row in pairs if row is None}
-        reached: list[Reached] = []
+        reached = []
         for member, row in pairs:
             is_hidden = member.cached and member.model in unfinished
             if row is not None and not is_hidden:
@@ -105,7 +105,7 @@ class History:
 
     def of_model(self, model: str) -> list[Reached]:
         """Return every outcome that the ledger has of a model, the oldest first."""
-        rows: list[LedgerRow] = []
+        rows = []
         for key in self._keys.get(model, ()):
             rows += self._outcomes[key, model].values()
         return [self._reached(row) for row in sorted(rows, key=lambda row: row.time)]
@@ -119,7 +119,7 @@ class History:
         and class not in its record.
         """
         named = {(member.model, member.device_class) for member in record.members}
-        newest: dict[tuple[str, str], LedgerRow] = {}
+        newest = {}
         for rows in self._outcomes.values():
             row = rows.get(campaign)
             if row is not None and (row.model, row.device_class) not in named:

@@ -206,7 +206,7 @@ class Ledger:
 
     def rows(self, kind: RowKind) -> list[LedgerRow]:
         """Return the newest row of each key and model, the oldest first."""
-        rows: list[LedgerRow] = []
+        rows = []
         for (of_kind, _), by_model in self._of_keys.items():
             if of_kind == kind:
                 rows += by_model.values()

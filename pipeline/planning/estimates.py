@@ -171,7 +171,7 @@ class EarlierSpeeds:
 
     @cached_property
     def _known(self) -> _Known:
-        known: _Known = {}
+        known = {}
         for row in self._ledger.rows("outcome"):
             outcome = Outcome.from_row(row.data)
             _take_in(outcome, known)
@@ -225,7 +225,7 @@ class EarlierSpeeds:
         known = self._known.get((architecture, item.device_class, item.num_threads), {})
         with_torch_alone = [found for found in known.values() if needs_torch_alone(found.recipe)]
         best = max(with_torch_alone, key=lambda found: found.share, default=None)
-        hopeless: dict[str, str] = {}
+        hopeless = {}
         contest = self.contest(item)
         if contest is not None and contest.architecture == architecture:
             won = f"only the weights changed since version {contest.version}"
@@ -248,7 +248,7 @@ def _take_in(outcome: Outcome, known: _Known) -> None:
     judged = outcome.verdict in ("published", "kept-eager", "kept-previous")
     if not (outcome.architecture and judged and by_median) or outcome.clock == "disturbed":
         return
-    measured: dict[str, tuple[float, float]] = {}  # speedup and its upper bound
+    measured = {}  # speedup and its upper bound
     for report in outcome.candidates:
         figures = report.figures
         if report.problem is None and figures.speedup and figures.speedup_ci:

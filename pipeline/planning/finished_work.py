@@ -144,8 +144,8 @@ class FinishedWork:
         """
         if outcome.failure is not None:
             return (), "unchanged"
-        again: list[str] = []
-        lines: list[str] = []
+        again = []
+        lines = []
         for recipe in [report.recipe for report in outcome.candidates if report.failure]:
             key = item.builds.get(recipe)
             row = self._ledger.find("build", key.digest, model=outcome.model) if key else None

@@ -280,7 +280,7 @@ DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
 
 def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of the parts that differ, for `--explain`."""
-    names: list[str] = []
+    names = []
     for name in sorted(set(parts) | set(finished)):
         one = parts.get(name)
         other = finished.get(name)

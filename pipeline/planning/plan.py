@@ -141,8 +141,8 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         CatalogError: a file of an entry became unreadable.
         InfrastructureError: a class has no node, or not enough threads on all its nodes.
     """
-    items: list[Item] = []
-    unplaced: list[Unplaced] = []
+    items = []
+    unplaced = []
     for entry in request.entries:
         try:
             source = source_key(entry, digests)
@@ -222,7 +222,7 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
 
     `portable` is always the last one, since it serves where the others do not.
     """
-    names: dict[str, None] = {}
+    names = {}
     for name in wanted:
         names |= dict.fromkeys(auto if name == "auto" else [name])
     names.pop(PORTABLE, None)

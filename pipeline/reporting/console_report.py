@@ -163,7 +163,7 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
             lines = first.log_tail.splitlines()
             for line in lines[-MAX_LOG_LINES:]:
                 yield Text(f"    {line}", style="dim")
-        logs: set[str] = set()
+        logs = set()
         for outcome in group:
             logs.update(_logs(outcome, store))
         for log in sorted(logs):
@@ -196,7 +196,7 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
 
 def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
     """Yield the warnings of captures of published outcomes, each once for a model."""
-    found: dict[tuple[str, str], None] = {}
+    found = {}
     for outcome in outcomes:
         if outcome.verdict == "published":
             found |= dict.fromkeys((outcome.model, warning) for warning in outcome.warnings)

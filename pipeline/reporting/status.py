@@ -16,7 +16,6 @@ from pipeline.ledger import (
     CampaignRecord,
     History,
     Holder,
-    LedgerRow,
     RowKind,
     lease_of,
     living_holder,
@@ -111,7 +110,7 @@ def campaign_status(
         if not member.outcome.cached:
             signs.append(member.time)
     outcomes += record.problems
-    builds: dict[str, LedgerRow] = {}
+    builds = {}
     for row in read_rows(history.folder, kinds=(_BUILD,)):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
@@ -176,7 +175,7 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     Raises:
         StoreUnreachableError: the ledger cannot be read.
     """
-    alive: dict[str, bool] = {}
+    alive = {}
     for name in History(store).campaigns():
         _, alive[name] = _driver(store, name, note)
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead

@@ -51,7 +51,7 @@ class BuildRecords:
             item=item,
             estimate=learned(demand_of(item.entry), peak_bytes),
         )
-        finished: dict[str, BuildResult] = {}
+        finished = {}
         architecture = ""
         for recipe, key in item.builds.items():
             result = self._finished(item, recipe, key.digest)

@@ -262,7 +262,7 @@ class Fleet:
             reason = f"{failure}; checked again every {AGAIN_S:g} s"
             self._refuse(node, reason, time.monotonic() + AGAIN_S)
             return
-        classes: list[str] = []
+        classes = []
         for name in node.classes:
             problem = self._misfit(check, name)
             if problem is None:

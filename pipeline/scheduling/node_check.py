@@ -213,7 +213,7 @@ class NodeChecks:
         """Return the classes that only late nodes may serve, each with its first node."""
         complete = [check for check in self.under_way.values() if not check.pending]
         known = {name for check in complete for name in check.tasks if check.facts(name)}
-        needed: list[tuple[str, NodeCheck]] = []
+        needed = []
         for check in late:
             for name, task in check.tasks.items():
                 may_serve = task in check.pending or check.facts(name) is not None

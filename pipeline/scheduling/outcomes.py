@@ -57,7 +57,7 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
             verdict="kept-eager",
             reason=reason,
         )
-    failures: dict[str, Failure] = {}
+    failures = {}
     for recipe, build in builds.items():
         if build.failure and not build.is_skipped:
             failures[recipe] = build.failure

@@ -133,8 +133,8 @@ class Scheduler:
         if now < self._next_check:
             return []
         self._next_check = now + CHECK_S
-        failed: dict[Task, Failure] = {}
-        without_node: dict[str, float] = {}
+        failed = {}
+        without_node = {}
         self._unserved = {}
         for task in (*chain.from_iterable(self._queues), *self._started):
             name = task.device_class

@@ -68,8 +68,8 @@ class Materials:
         Raises:
             InfrastructureError: MLflow is needed and cannot be reached.
         """
-        usable: list[Entry] = []
-        problems: list[CatalogError] = []
+        usable = []
+        problems = []
         for entry in entries:
             field = "source"
             resolved = entry

@@ -137,7 +137,7 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
 
     Imports through importlib are not found; an entry lists such files under `files:`.
     """
-    found: dict[str, Path] = {}
+    found = {}
     waiting = [name]
     while waiting:
         current = waiting.pop()
@@ -225,7 +225,7 @@ def named_files(catalog: Path) -> set[Path]:
     """
     folder = catalog.resolve().parent
     search_path = list(dict.fromkeys((str(folder), str(Path.cwd()))))
-    found: set[Path] = set()
+    found = set()
     for record in read_file(catalog):
         entry = record.value if isinstance(record.value, dict) else {}
         files = entry.get("files")

@@ -222,7 +222,7 @@ def all_pages(search: Callable[[str | None], PagedList[T]]) -> list[T]:
     Args:
         search: returns the page after a token; None begins.
     """
-    items: list[T] = []
+    items = []
     token: str | None = None
     while True:
         page = search(token)

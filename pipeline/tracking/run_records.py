@@ -18,7 +18,6 @@ from typing import Literal
 from freezer.artifact import (
     FREEZING,
     UNMEASURED,
-    PointFigures,
     figures_text,
     freezing_markdown,
 )
@@ -78,7 +77,7 @@ def free_tags(outcome: Outcome) -> dict[str, str]:
     """Return the entry's tags for runs and registered versions; characters that MLflow rejects or
     reserves in names become `_`.
     """
-    tags: dict[str, str] = {}
+    tags = {}
     for given, text in outcome.tags.items():
         name = re.sub(r"[^\w\-. :/]", "_", given)[:MAX_TAG_NAME_CHARS] or "_"
         if posixpath.normpath(name) != name or name.startswith((".", "/", "mlflow.")):
@@ -189,7 +188,7 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
 
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     measured = candidate.figures
-    metrics: dict[str, float | None] = {}
+    metrics = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
         for name, value in encode(figures).items():
             metrics[f"{section}/{name}"] = value
@@ -219,7 +218,7 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
 
 def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     """What a lower precision costs, as measured and as bounded."""
-    metrics: dict[str, float | None] = {}
+    metrics = {}
     if candidate.accuracy is not None:
         for name, value in candidate.accuracy.measured.items():
             metrics[f"accuracy/{name}"] = value
@@ -239,14 +238,14 @@ def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     """Return metrics for each timed thread count and point, like `latency_ms/threads 1 batch
     8/p50`; none if there is only one.
     """
-    serves: dict[str, PointFigures] = {}
+    serves = {}
     for point in candidate.points:
         sizes = [f"{name} {size}" for name, size in point.point.items()]
         place = " ".join([f"threads {point.num_threads}", *sizes])
         serves.setdefault(place, point)  # the first of several payloads serves
     if len(serves) < 2:
         return {}
-    metrics: dict[str, float | None] = {}
+    metrics = {}
     for place, point in serves.items():
         for name in ("eager_p50", "p50", "p90", "p99"):
             metrics[f"latency_ms/{place}/{name}"] = getattr(point, name)

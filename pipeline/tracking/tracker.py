@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 from dataclasses import replace
 
 from freezer.errors import INTERRUPTED
-from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
+from pipeline.ledger import CampaignRecord, History, campaign_lock, ledger_folder
 
 RACED = ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry")
 """Errors of sqlite, PostgreSQL and MySQL for a row that another driver has just inserted."""
@@ -268,7 +268,7 @@ def replay(
     if campaign is not None:
         history.record(campaign)
         return replayed(campaign).failures
-    failures: list[str] = []
+    failures = []
     for name in history.campaigns():
         try:
             tracker = replayed(name)
@@ -295,7 +295,7 @@ def _replay_one(
         history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)
-        models: dict[str, list[Reached]] = {}
+        models = {}
         for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)

@@ -105,7 +105,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
 
 def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
     """The worst row of each output and input set, the worst first, at most MAX_OUTPUTS."""
-    worst: dict[tuple[str, str, int], DriftRow] = {}
+    worst = {}
     for row in sorted(rows, key=_severity):
         worst[row.output, row.kind, row.set_index] = row
     return tuple(

@@ -158,8 +158,8 @@ def infer_inputs(
     keys = {entry.name: _key(entry) for entry in entries if _is_asked(entry)}
     new = [entry for entry in entries if keys.get(entry.name, "") not in {"", *known}]
     answers = dict(zip([entry.name for entry in new], _ask(new), strict=True)) if new else {}
-    usable: list[Entry] = []
-    problems: list[CatalogError] = []
+    usable = []
+    problems = []
     for entry in entries:
         answer = answers.get(entry.name)
         if isinstance(answer, ColdpressError):
@@ -216,7 +216,7 @@ def _answers(entries: Sequence[Entry]) -> list[Answer]:
     """In the child: the answer for each entry."""
     from freezer.freezing.models import inferred_inputs
 
-    answers: list[Answer] = []
+    answers = []
     for entry in entries:
         try:
             samples = Path(entry.samples) if entry.samples else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from operator import itemgetter
@@ -197,9 +197,9 @@ def write_golden(
     slice_errors = _slice_errors(names, reference, indices)
     if winner.accuracy is not None:  # the canary knows the error of each output alone
         scales, slice_errors = {}, {}
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
-    sets: list[GoldenSet] = []
+    inputs = {}
+    outputs = {}
+    sets = []
     for position, index in enumerate(indices):
         for name, tensor in subject.on_host.sets[index].tensors.items():
             inputs[f"{position}/{name}"] = tensor
@@ -222,7 +222,7 @@ def write_eager(session: Session, folder: Path) -> list[str]:
     return the paths, none where they are larger than GOLDEN_BYTES.
     """
     assert session.budget is not None, "a lower precision has a budget"
-    answers: dict[str, Tensor] = {}
+    answers = {}
     judged = [inputs for inputs, _ in session.budget.held_out.judged]
     for index, answer in enumerate(session.budget.eager(judged)):
         for name, tensor in zip(session.output_names, leaves_of(answer), strict=True):
@@ -247,7 +247,7 @@ def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
     precision, whose error on another machine is about the same.
     """
     assert winner.drift is not None, "a winner has passed the drift gate"
-    errors: dict[str, float] = {}
+    errors = {}
     for row in winner.drift.rows:
         error = row.native_rmse
         if winner.accuracy is not None and row.rmse is not None:
@@ -264,7 +264,7 @@ def _slice_errors(
     if not reference.float64 or not reference.deterministic:
         return {}
     calls = [reference.singles[index] for index in indices]
-    errors: dict[str, float] = {}
+    errors = {}
     for number, name in enumerate(names):
         slices = Slices(reference.scales[number])
         for call in calls:
@@ -283,9 +283,9 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     """
     counts = thread_counts_of(candidate.payloads) or (0,)
     sizes = [tensors_bytes(inputs.tensors.values()) for inputs in subject.sets]
-    chosen: list[int] = []
-    points: list[Mapping[str, int]] = []
-    served: set[str] = set()
+    chosen = []
+    points = []
+    served = set()
     total = 0
     for index in sorted(range(len(sizes)), key=sizes.__getitem__):
         point = subject.sets[index].point
