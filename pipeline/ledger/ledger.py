@@ -8,16 +8,14 @@ projection of it.
 For a store in a bucket these are objects there, and each machine has a copy of the parts
 (segments.py).
 
-A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size
-are merged into one: a folder contains some dozens of parts for any number of rows, and a row is
-written two or three times. Each campaign keeps its newest row of each key, so every campaign can be
-shown again.
+A row is final once its part has its name. While a campaign runs, MERGE_AT small parts are merged
+into one, so a folder contains some dozens of parts for any number of rows. Each campaign keeps its
+newest row of each key, so every campaign can be shown again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -47,10 +45,10 @@ from pipeline.ledger.segments import (
 _Key = TypeVar("_Key")
 
 MERGE_AT = 32
-"""Number of parts of about one size that are merged."""
+"""Number of small parts that are merged while a campaign runs."""
 
 LEFT_ALONE = 4096
-"""Rows from which a closing ledger leaves a part alone: to merge 50,000 takes seconds."""
+"""Rows from which a part is left alone: to merge 50,000 takes seconds."""
 
 LEAST_STEP_S = 1e-6
 """Smallest difference between the times of rows, if the clock stands still or goes back."""
@@ -159,9 +157,8 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         # Rows are safe in many parts too: if they cannot be merged now, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
-            small = [part for part in self._own_parts if len(part.rows) < LEFT_ALONE]
-            if self._lease is not None and len(small) > 1:
-                self._merge(small)
+            if self._lease is not None:
+                self._merge_small(2)
 
     @property
     def unended_since(self) -> float | None:
@@ -268,15 +265,11 @@ class Ledger:
         self._write(encode(rows))
         # The rows are written; the next append reports a problem.
         with suppress(LeaseLostError, StoreUnreachableError):
-            self._merge_steps()
+            self._merge_small(MERGE_AT)
 
     def _row(self, draft: Draft) -> dict[str, Any]:
-        """Return the row, with a later time than every row that it replaces, even if the clock went
-        back.
-        """
-        known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
-        before = max(self._latest, known.time if known else 0.0)
-        self._latest = max(time.time(), before + LEAST_STEP_S)
+        """Return the row, with a later time than every known one, even if the clock went back."""
+        self._latest = max(time.time(), self._latest + LEAST_STEP_S)
         return {
             "kind": draft.kind,
             "key": draft.key,
@@ -300,35 +293,23 @@ class Ledger:
         for row in part.rows:
             keep_newest(self._of_keys.setdefault((row.kind, row.key), {}), row.model, row)
             keep_newest(self._nearest, (row.kind, row.model, row.device_class), row)
+            self._latest = max(self._latest, row.time)
             if row.campaign == self.campaign:
                 keep_newest(self._own, (row.kind, row.key, row.model), row)
-                self._latest = max(self._latest, row.time)
 
-    def _merge_steps(self) -> None:
-        """Merge parts of one size, then of the next, as long as there are enough."""
-        level = 0
-        while True:
-            alike = [part for part in self._own_parts if _level(part) == level]
-            if len(alike) < MERGE_AT:
-                return
-            self._merge(alike)
-            level += 1
-
-    def _merge(self, parts: Sequence[Part]) -> None:
-        """Merge parts into one, without replaced rows.
+    def _merge_small(self, at_least: int) -> None:
+        """Merge the small parts into one, without replaced rows, if there are as many.
 
         Readers see the old parts, the new one, or both.
         """
+        small = [part for part in self._own_parts if len(part.rows) < LEFT_ALONE]
+        if len(small) < at_least:
+            return
         self.check()
-        content = merged(parts, lambda row: self.own(row.kind, row.key, row.model) is row)
-        self._own_parts = [part for part in self._own_parts if part not in parts]
+        content = merged(small, lambda row: self.own(row.kind, row.key, row.model) is row)
+        self._own_parts = [part for part in self._own_parts if part not in small]
         self._write(content)
-        drop_parts(parts, self._remote)
-
-
-def _level(part: Part) -> int:
-    """Return 0 for a part with few rows, 1 for one merged from MERGE_AT of them, and so on."""
-    return int(math.log(len(part.rows) or 1, MERGE_AT))
+        drop_parts(small, self._remote)
 
 
 def keep_newest(rows: dict[_Key, LedgerRow], key: _Key, row: LedgerRow) -> None:
