@@ -104,11 +104,11 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
     ledger = Ledger(work.store, config.campaign, note)
     with ledger, display, _tracker(config, work) as tracker, ExitStack() as held:
         continued, executor = Continued(ledger, started), None
-        planned = _plan_without_ray(config, work, ledger, continued)
+        planned = _plan_without_ray(config, work, ledger)
         if planned is None:
             fleet = held.enter_context(_assembled(config, work, continued, display))
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            planned = _plan(config, work, ledger, continued, _workers(fleet))
+            planned = _plan(config, work, ledger, _workers(fleet))
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             display.observe(lambda: _live_figures(fleet, tracker))
         for line in planned[0].notes:
@@ -160,7 +160,7 @@ def explain(config: Config, display: Display) -> None:
             note("planning for this machine; --address plans for the workers of a cluster")
             facts = facts_here(work.entries, work.classes(config), note)
             workers = facts, [detect().classes]
-        plan, skipped = _plan(config, work, ledger, continued, workers)
+        plan, skipped = _plan(config, work, ledger, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
         for line in plan.notes:
             note(line)
@@ -287,10 +287,7 @@ def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
 
 
 def _plan_without_ray(
-    config: Config,
-    work: Work,
-    ledger: Ledger,
-    continued: Continued,
+    config: Config, work: Work, ledger: Ledger
 ) -> tuple[Plan, list[Outcome]] | None:
     """The same as `_plan` if a local Ray would have nothing to do, so that it need not start; None
     if there may be work.
@@ -302,11 +299,11 @@ def _plan_without_ray(
         return None
     try:
         # First with the facts of the last campaign: finding today's takes seconds.
-        planned = _plan(config, work, ledger, continued, (known, [served]))
+        planned = _plan(config, work, ledger, (known, [served]))
         if planned[0].is_finished:
             facts = facts_here(work.entries, work.classes(config), lambda _: None)
             if facts != known:
-                planned = _plan(config, work, ledger, continued, (facts, [served]))
+                planned = _plan(config, work, ledger, (facts, [served]))
     except (InfrastructureError, RuntimeError):  # a start of Ray reports it
         return None
     return planned if planned[0].is_finished else None
@@ -316,7 +313,6 @@ def _plan(
     config: Config,
     work: Work,
     ledger: Ledger,
-    continued: Continued,
     workers: Workers,
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
@@ -332,12 +328,6 @@ def _plan(
         keep_going=config.keep_going,
         allow_regression=config.allow_regression,
     )
-    lifted, since = config.lift_quarantine, continued.own_since
-    finished = FinishedWork(
-        work.store,
-        ledger,
-        lifted=lifted,
-        since=since,
-    )
+    finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine)
     plan = make_plan(request, finished, work.digests)
     return plan, skipped_outcomes(work.problems, plan.unplaced)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,8 +30,6 @@ class FinishedWork:
     Args:
         store, ledger: of the campaign.
         lifted: whether quarantined failures are retried.
-        since: start of the campaign that is continued: its own outcomes since then count before
-            later ones of other campaigns.
 
     Attributes:
         repairs: a line for each finished artifact that the store has lost.
@@ -44,11 +41,9 @@ class FinishedWork:
         ledger: Ledger,
         *,
         lifted: bool = False,
-        since: float = math.inf,
     ) -> None:
         self._ledger = ledger
         self.lifted = lifted
-        self._since = since
         self._store = store
         self._problem = cache(partial(loss_of, store))
         self.repairs: list[str] = []
@@ -85,11 +80,6 @@ class FinishedWork:
         """Return the finished outcome of an item if it still holds, and why or why not in
         one line.
         """
-        own = self._ledger.own("outcome", item.judge.digest, item.entry.name)
-        if own is not None and own.time >= self._since:
-            outcome, why = self._check(item, own)
-            if outcome is not None:
-                return outcome, why
         row = self._ledger.find("outcome", item.judge.digest, model=item.entry.name)
         if row is not None:
             return self._check(item, row)

@@ -7,7 +7,6 @@ runs one with MODELS, and kills itself with SIGKILL when NUM outcomes were reach
 from __future__ import annotations
 
 import io
-import math
 import os
 import shutil
 import signal
@@ -129,7 +128,6 @@ def plan_of(
     digests: FileDigests | None = None,
     classes: Sequence[str] = (HERE, "portable"),
     lift_quarantine: bool = False,
-    since: float = math.inf,
     **options: Any,
 ) -> Plan:
     """A plan for workers of `classes`, which are alike, and which `auto` means; `options` are
@@ -144,7 +142,7 @@ def plan_of(
             **options,
         }
     )
-    finished = FinishedWork(store, ledger, lifted=lift_quarantine, since=since)
+    finished = FinishedWork(store, ledger, lifted=lift_quarantine)
     return make_plan(request, finished, digests or FileDigests(store.root / "digests.json"))
 
 
@@ -221,7 +219,7 @@ def run_judged(
         ]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
-        plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
+        plan = plan_of(entries, store, ledger, digests=digests)
         config = Config(
             catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
         )

@@ -164,7 +164,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         entries = [entry(name, folder, tags={"team": "a"}) for name in MODELS]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
-        plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
+        plan = plan_of(entries, store, ledger, digests=digests)
         config = Config(
             catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN
         )
