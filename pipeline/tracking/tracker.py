@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 from dataclasses import replace
 
 from freezer.errors import INTERRUPTED
-from pipeline.ledger import CampaignRecord, History, campaign_lock, ledger_folder
+from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
 
 RACED = ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry")
 """Errors of sqlite, PostgreSQL and MySQL for a row that another driver has just inserted."""
@@ -264,7 +264,7 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
-    replayed = partial(_replay_one, store, history, tracking_uri, mode=mode, page=page, say=say)
+    replayed = partial(_replay_one, store, tracking_uri, mode=mode, page=page, say=say)
     if campaign is not None:
         history.record(campaign)
         return replayed(campaign).failures
@@ -283,7 +283,6 @@ def replay(
 
 def _replay_one(
     store: Store,
-    history: History,
     tracking_uri: str,
     campaign: str,
     *,
@@ -292,11 +291,11 @@ def _replay_one(
     say: Callable[[str], None],
 ) -> Tracker:
     with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
-        history.refresh(campaign)
+        history = History(store)
         record = history.record(campaign)
         members = history.members(campaign, record)
-        models = {}
-        for item in (*history.others(campaign, record), *members):
+        models: dict[str, list[Reached]] = {}
+        for item in members:
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
         tracker.start(
