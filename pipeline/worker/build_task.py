@@ -29,7 +29,6 @@ from pipeline.workspace import (
     Workplace,
     architecture_of,
     be_nice,
-    log_path,
     note_digests,
     staging_folder,
     workplace,
@@ -119,7 +118,7 @@ def _keep_part_of_log(
     with contextlib.suppress(OSError):
         part.write_bytes((staging / LOG).read_bytes()[start:end])
     tail = log_tail(part)
-    place.keep_log(part, log_path(str(place.root), key))
+    place.keep_log(part, key)
     return tail
 
 

@@ -32,7 +32,6 @@ from pipeline.workspace import (
     be_nice,
     damage_of,
     judged_name,
-    log_path,
     remove_tree,
     staging_folder,
     workplace,
@@ -100,7 +99,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
             request, beside = replace(request, beside=None), None  # it fails alone
         request = replace(request, entry=download_sources(entry, place))
         end, left_out = _judge_in_children(request, staging, folders)
-        place.keep_log(staging / LOG, log_path(str(place.root), request.key))
+        place.keep_log(staging / LOG, request.key)
         result, is_final = _result_of(end)
         result = replace(result, left_out=left_out)
         if is_final:

@@ -199,19 +199,17 @@ class Workplace:
                 for name in record:
                     self.remote.remove(f"{WORK}/{kind}/{key}/{name}")
 
-    def keep_log(self, log: Path, dest: Path) -> None:
-        """Store a finished log for all machines. A log that cannot be stored is lost.
-
-        Args:
-            log: file to move.
-            dest: path in the store; in a bucket only its name is used.
+    def keep_log(self, log: Path, key: str) -> None:
+        """Move the finished log of a build or judge to where all machines see it. A log that cannot
+        be stored is lost.
         """
         with contextlib.suppress(OSError):
             if self.remote is None:
+                dest = Path(log_place(str(self.root), key))
                 make_folder(dest.parent)
                 move(log, dest)
             else:
-                self.remote.put(f"{WORK}/logs/{dest.name}", log)
+                self.remote.put(f"{WORK}/logs/{key}.log", log)
         with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
@@ -290,13 +288,8 @@ def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:
     return f"{key}-{model}~{without}" if missing else f"{key}-{model}"
 
 
-def log_path(store: str, key: str) -> Path:
-    """Return the path of the whole log of a build or judge."""
-    return Path(store) / WORK / "logs" / f"{key}.log"
-
-
 def log_place(uri: str, key: str) -> str:
-    """Return where a person finds the log of a build or judge: a path, or a URI in a bucket."""
+    """Return where the whole log of a build or judge is: a path, or a URI in a bucket."""
     return f"{uri.partition('?')[0].rstrip('/')}/{WORK}/logs/{key}.log"
 
 

@@ -16,7 +16,7 @@ import pytest
 from freezer.hardware import PORTABLE, best_level, detect
 from freezer.store import WORK, Store
 from pipeline.ledger import ledger_folder, read_rows
-from pipeline.workspace import log_path
+from pipeline.workspace import log_place
 from tests.support.campaign_runs import drive, environment, outcomes, run, write_catalog
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -73,7 +73,7 @@ def finished(store: Path) -> dict[str, int]:
     for folder in (store / WORK).glob("judged/*"):
         key = folder.name.partition("-")[0]
         with contextlib.suppress(OSError):
-            made[f"judge {key}"] = Path(log_path(str(store), key)).stat().st_mtime_ns
+            made[f"judge {key}"] = Path(log_place(str(store), key)).stat().st_mtime_ns
     return made
 
 
@@ -82,7 +82,7 @@ def repeated(store: Path, before: dict[str, int]) -> list[str]:
     now = finished(store)
     for name in before:
         if name.startswith("judge "):  # its artifact may be published since, its log stays
-            log = Path(log_path(str(store), name.removeprefix("judge ")))
+            log = Path(log_place(str(store), name.removeprefix("judge ")))
             now[name] = log.stat().st_mtime_ns
     return [name for name in before if now.get(name, before[name]) != before[name]]
 

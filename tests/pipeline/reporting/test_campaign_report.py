@@ -13,7 +13,7 @@ from rich.console import Console
 from freezer.artifact import UNMEASURED
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_report
-from pipeline.workspace import log_path
+from pipeline.workspace import log_place
 from tests.support.past_outcomes import FAILED, PUBLISHED
 
 
@@ -88,7 +88,7 @@ def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:
         FAILED, candidates=(CandidateReport(recipe="r", build_key="b", failure="crash"),)
     )
     assert "log:" not in printed(report_of(failed), store=str(tmp_path)), "it is gone"
-    log = log_path(str(tmp_path), "b")
+    log = Path(log_place(str(tmp_path), "b"))
     log.parent.mkdir(parents=True)
     log.touch()
     assert printed(report_of(failed), store=str(tmp_path)).count(f"    log: {log}\n") == 1

@@ -29,7 +29,7 @@ from pipeline.worker import (
     build,
 )
 from pipeline.worker.child import End
-from pipeline.workspace import log_path, workplace
+from pipeline.workspace import log_place, workplace
 from tests.support.campaigns import GOOD_FOLDER as MODELS
 from tests.support.campaigns import good_entry as entry
 from tests.support.campaigns import judged_folder
@@ -212,9 +212,9 @@ def test_recipes_of_a_group_are_independent(
     assert loads == {"raise": 1, "crash": 3}[end], (
         "after a crash, a recipe is built alone before it is blamed"
     )
-    log = log_path(str(tmp_path), "b").read_text()
+    log = Path(log_place(str(tmp_path), "b")).read_text()
     assert ("not to be exported" if end == "raise" else "Segmentation fault") in log
-    assert "not to be exported" not in log_path(str(tmp_path), "c").read_text()
+    assert "not to be exported" not in Path(log_place(str(tmp_path), "c")).read_text()
 
 
 def test_time_limits_hold_within_a_group(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
     )
     assert [kind_of(result) for result in results] == ["source"] * 3
     for result in results:
-        assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
+        assert "no weights at hand" in Path(log_place(str(tmp_path), result.key)).read_text()
 
 
 def test_drivers_and_workers_import_no_torch() -> None:
