@@ -24,14 +24,14 @@ from pipeline.config import Config
 from pipeline.ledger import Continued, Draft, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
 from pipeline.publish import Publisher
-from pipeline.records import ClassFacts, Event, Outcome, flat_json
+from pipeline.records import BuildResult, ClassFacts, Event, Outcome, flat_json
 from pipeline.reporting import Display
 from pipeline.run import prepare, run
 from pipeline.scheduling import Executor, executor, facts_here
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.sources import Materials
 from pipeline.tracking import Tracker
-from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build
 from pipeline.workspace import judged_name, workplace
 
 CAMPAIGN = "scale"

@@ -73,35 +73,49 @@ def failure_to_json(failure: Failure | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedBuild:
-    """One build.
+class BuildResult:
+    """Result of a build.
 
     Attributes:
+        key: of the build.
         recipe: which recipe was built.
-        failure: None if there is a candidate.
-        wall_s: duration in seconds.
+        failure: None if the store contains the candidate.
+        wall_s: duration in seconds; that of the first build in a child contains the start and
+            loading the model.
         peak_bytes: largest resident memory of the child and its compilers.
         architecture: of the model (freezer/freezing/candidates/candidate.py); empty if it could
             not be loaded.
     """
 
+    key: str
     recipe: str
-    failure: Failure | None
+    failure: Failure | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0
     architecture: str = field(default="", metadata=OMIT_DEFAULT)
 
+    @property
+    def is_skipped(self) -> bool:
+        """Whether it was not built on purpose; the message of `failure` is the reason."""
+        return self.failure is not None and self.failure.kind == SKIPPED
+
+    @property
+    def problem(self) -> str:
+        """Message of the failure; empty without one."""
+        return self.failure.message if self.failure else ""
+
     def to_json(self) -> dict[str, Any]:
-        """Return the ledger's form: flat."""
-        return encode(self) | failure_to_json(self.failure)
+        """Return the ledger's form: flat, without the key of its row."""
+        data = encode(self) | failure_to_json(self.failure)
+        del data["key"]
+        return data
 
     @classmethod
     @checked_row("build")
-    def from_json(cls, data: Mapping[str, Any]) -> FinishedBuild:
-        """Return the record that `to_json` wrote."""
-        return decode(
-            cls, {**data, "failure": data if data["failure"] else None}, origin="build row"
-        )
+    def from_row(cls, key: str, data: Mapping[str, Any]) -> BuildResult:
+        """Return the result that `to_json` wrote to the row of a key."""
+        failure = data if data["failure"] else None
+        return decode(cls, {**data, "key": key, "failure": failure}, origin="build row")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +220,7 @@ class Outcome:
         source_key, judge_key: see planning/keys.py.
         registered_name: MLflow's registered model for its artifacts; None means `model`.
         tags: of the entry, free; shown in MLflow.
-        architecture: of the model, as in FinishedBuild.
+        architecture: of the model, as in BuildResult.
         previous: the artifact that served when this was judged, compared with the new one; None
             without one.
         deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of

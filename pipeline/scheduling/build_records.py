@@ -10,9 +10,8 @@ from freezer.store import Store
 from pipeline.failures import is_kept
 from pipeline.ledger import Ledger
 from pipeline.planning import EarlierSpeeds, Item, demand_of, learned
-from pipeline.records import FinishedBuild, Outcome
+from pipeline.records import BuildResult, Outcome
 from pipeline.scheduling.item_state import ItemState, Step, start
-from pipeline.worker import BuildResult
 from pipeline.workspace import architecture_of, workplace
 
 
@@ -46,7 +45,7 @@ class BuildRecords:
         The memory estimate covers the peak of its last build, possibly with other weights.
         """
         row = self._ledger.nearest("build", item.entry.name, item.device_class)
-        peak_bytes = 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes
+        peak_bytes = 0 if row is None else BuildResult.from_row(row.key, row.data).peak_bytes
         state = ItemState(
             item=item,
             estimate=learned(demand_of(item.entry), peak_bytes),
@@ -68,40 +67,26 @@ class BuildRecords:
             first = (next(iter(item.builds)),)
         return start(state, finished, {}, first=first)
 
-    def _finished(
-        self,
-        item: Item,
-        recipe: str,
-        key: str,
-    ) -> BuildResult | None:
+    def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
         if row is not None:
-            known = FinishedBuild.from_json(row.data)
+            known = BuildResult.from_row(key, row.data)
         else:  # a driver may be killed before it records what a worker stored
             architecture = architecture_of(self._workplace, key)
-            known = FinishedBuild(recipe=recipe, failure=None, architecture=architecture)
-        failure = None
-        if not self._workplace.is_listed("candidates", key):
-            failure = known.failure
-            memory_bytes = item.memory_bytes
-            if failure is None or not is_kept(
-                failure,
-                memory_bytes=memory_bytes,
-                timeout_s=item.entry.limits.timeout_s,
-                lifted=self._lifted,
-            ):
-                return None
+            known = BuildResult(key=key, recipe=recipe, architecture=architecture)
+        if self._workplace.is_listed("candidates", key):
+            known = replace(known, failure=None)
+        elif known.failure is None or not is_kept(
+            known.failure,
+            memory_bytes=item.memory_bytes,
+            timeout_s=item.entry.limits.timeout_s,
+            lifted=self._lifted,
+        ):
+            return None
         # What this campaign built before it was stopped counts as its work.
         is_own = row is not None and row.campaign == self._ledger.campaign
-        return BuildResult(
-            key=key,
-            recipe=recipe,
-            failure=failure,
-            wall_s=known.wall_s if is_own else 0.0,
-            peak_bytes=known.peak_bytes,
-            architecture=known.architecture,
-        )
+        return known if is_own else replace(known, wall_s=0.0)
 
     def counted(self, item: Item, outcome: Outcome) -> Outcome:
         """Return an outcome whose failure has its number of campaign starts."""
@@ -119,18 +104,11 @@ class BuildRecords:
         failure = result.failure
         row = self._ledger.find("build", result.key, model=name)
         if failure and row:
-            failure = failure.counted(FinishedBuild.from_json(row.data).failure)
-        build = FinishedBuild(
-            recipe=result.recipe,
-            failure=failure,
-            wall_s=result.wall_s,
-            peak_bytes=result.peak_bytes,
-            architecture=result.architecture,
-        )
+            failure = failure.counted(BuildResult.from_row(row.key, row.data).failure)
         self._ledger.append(
             "build",
             result.key,
             model=name,
             device_class=item.device_class,
-            data=build.to_json(),
+            data=replace(result, failure=failure).to_json(),
         )

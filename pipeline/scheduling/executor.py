@@ -22,7 +22,7 @@ from pipeline.cluster import Done, Handle, Node
 from pipeline.failures import CODES, NODE_MEMORY, classify
 from pipeline.ledger import Ledger
 from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
-from pipeline.records import Event, Failure, Outcome
+from pipeline.records import BuildResult, Event, Failure, Outcome
 from pipeline.scheduling.architectures import PortableChecks
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
@@ -35,7 +35,7 @@ from pipeline.scheduling.item_state import (
 from pipeline.scheduling.queue import Progress, Slot, Task, memory_to_reserve
 from pipeline.scheduling.scheduler import Scheduler
 from pipeline.sources import Materials
-from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, judge
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.workspace import computing, log_place
 
 IDLE_S = 1.0

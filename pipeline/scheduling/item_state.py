@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.failures import attempts_left, decide, final_sentence
 from pipeline.planning import Demand, Item, corrected, learned
-from pipeline.records import Failure, Outcome
+from pipeline.records import SKIPPED, BuildResult, Failure, Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
-from pipeline.worker import BuildResult, JudgeResult
+from pipeline.worker import JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
 
@@ -237,11 +237,11 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[st
     state = step.state
     builds = state.item.builds
     waiting = state.waiting
-    skipped = {
-        recipe: BuildResult.skipped(builds[recipe].digest, recipe, hopeless[recipe])
-        for recipe in waiting
-        if recipe in hopeless
-    }
+    skipped = {}
+    for recipe in waiting:
+        if recipe in hopeless:
+            failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {hopeless[recipe]}")
+            skipped[recipe] = BuildResult(key=builds[recipe].digest, recipe=recipe, failure=failure)
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = tuple(recipe for recipe in others if recipe in first) or others
     notes = tuple(

@@ -9,8 +9,8 @@ from dataclasses import replace
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures import retry_rank
 from pipeline.planning import BETTER_CPU, Item, Unplaced
-from pipeline.records import CandidateReport, Failure, Outcome
-from pipeline.worker import BuildResult, JudgeResult
+from pipeline.records import BuildResult, CandidateReport, Failure, Outcome
+from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
 

@@ -13,7 +13,6 @@ from pipeline.worker.judge_task import (
 from pipeline.worker.previous import check_portable
 from pipeline.worker.requests import (
     BuildRequest,
-    BuildResult,
     JudgeRequest,
     JudgeResult,
 )
@@ -25,7 +24,6 @@ from pipeline.worker.task_child import (
 
 __all__ = [
     "BuildRequest",
-    "BuildResult",
     "JudgeRequest",
     "JudgeResult",
     "bounds_of",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from freezer.errors import FreezeError
 from freezer.files import write_whole
 from pipeline.failures import classify
-from pipeline.records import Failure
-from pipeline.worker.requests import BuildRequest, BuildResult
+from pipeline.records import BuildResult, Failure
+from pipeline.worker.requests import BuildRequest
 from pipeline.worker.sandbox import log_tail
 from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child

@@ -11,7 +11,7 @@ from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
 from freezer.codec import OMIT_DEFAULT, decode
 from freezer.spec import Clock, SamplingPolicy
 from pipeline.catalog import Entry
-from pipeline.records import SKIPPED, CandidateReport, Failure, nested_json
+from pipeline.records import CandidateReport, Failure, nested_json
 
 
 @dataclass(
@@ -33,54 +33,6 @@ class BuildRequest:
     num_threads: int
     store: str
     source: str = ""
-
-
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
-class BuildResult:
-    """Result of a build; `failure` is None if the store contains its candidate.
-
-    Attributes:
-        wall_s: duration in seconds; that of the first build in a child contains the start and
-            loading the model.
-        peak_bytes: of the child and its compilers.
-        architecture: as in FinishedBuild.
-    """
-
-    key: str
-    recipe: str
-    failure: Failure | None = None
-    wall_s: float = 0.0
-    peak_bytes: int = 0
-    architecture: str = ""
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether it was not built on purpose; the message of `failure` is the reason."""
-        return self.failure is not None and self.failure.kind == SKIPPED
-
-    @property
-    def problem(self) -> str:
-        """Message of the failure; empty without one."""
-        return self.failure.message if self.failure else ""
-
-    @classmethod
-    def skipped(
-        cls,
-        key: str,
-        recipe: str,
-        reason: str,
-    ) -> BuildResult:
-        """Return the result of a build that is not run on purpose."""
-        failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {reason}")
-        return cls(
-            key=key,
-            recipe=recipe,
-            failure=failure,
-        )
 
 
 @dataclass(

@@ -28,14 +28,13 @@ from pipeline.campaign import Campaign
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
-from pipeline.records import Failure
+from pipeline.records import BuildResult, Failure
 from pipeline.reporting import LineDisplay
 from pipeline.scheduling import Executor
 from pipeline.sources import Materials
 from pipeline.tracking import Tracker
 from pipeline.worker import (
     BuildRequest,
-    BuildResult,
     JudgeRequest,
     JudgeResult,
     build_task,

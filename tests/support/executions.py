@@ -15,11 +15,11 @@ from pipeline.cluster import Done, Handle, Node
 from pipeline.failures import CODES
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, Item, Plan
-from pipeline.records import CandidateReport, Event, Failure, Outcome
+from pipeline.records import BuildResult, CandidateReport, Event, Failure, Outcome
 from pipeline.reporting import LineDisplay, explain_plan
 from pipeline.scheduling import BuildRecords, Executor
 from pipeline.sources import Materials
-from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult
 from tests.support.one_node import NODE, NoRay, OneNode
 
 

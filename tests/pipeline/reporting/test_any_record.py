@@ -20,7 +20,7 @@ from freezer.errors import ColdpressError
 from freezer.store import Store
 from jobs import results
 from pipeline.ledger import CampaignRecord, Ledger, Member
-from pipeline.records import FinishedBuild, Outcome
+from pipeline.records import BuildResult, Outcome
 from pipeline.reporting import (
     CampaignReport,
     campaign_status,
@@ -92,7 +92,7 @@ CAMPAIGN = CampaignRecord(
     members=MEMBERS,
     problems=(failed("bad"),),
 ).to_json()
-BUILD = FinishedBuild(recipe="portable", failure=None).to_json()
+BUILD = BuildResult(key="", recipe="portable").to_json()
 
 
 @given(document=st.sampled_from(OUTCOMES).flatmap(changed))

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipeline.failures import decide
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY
-from pipeline.records import Failure
+from pipeline.records import BuildResult, Failure
 from pipeline.scheduling.item_state import (
     ItemState,
     Step,
@@ -22,7 +22,7 @@ from pipeline.scheduling.item_state import (
     end_judge,
     start,
 )
-from pipeline.worker import BuildResult, JudgeResult
+from pipeline.worker import JudgeResult
 from tests.support.one_node import item_of
 from tests.support.outcomes import outcome
 

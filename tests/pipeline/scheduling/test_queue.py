@@ -10,6 +10,7 @@ import pytest
 from pipeline.cluster import Node
 from pipeline.planning import Demand
 from pipeline.planning.keys import make_key
+from pipeline.records import BuildResult
 from pipeline.scheduling.queue import (
     LOOK_AHEAD,
     Queue,
@@ -17,7 +18,6 @@ from pipeline.scheduling.queue import (
     Task,
     fits,
 )
-from pipeline.worker import BuildResult
 from tests.support.one_node import waiting
 from tests.support.steps import HERE
 

@@ -20,10 +20,9 @@ from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from pipeline import worker
 from pipeline.catalog import Entry
-from pipeline.records import Failure, flat_json
+from pipeline.records import BuildResult, Failure, flat_json
 from pipeline.worker import (
     BuildRequest,
-    BuildResult,
     JudgeRequest,
     JudgeResult,
     build,
