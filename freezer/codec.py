@@ -18,10 +18,20 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from freezer.errors import ColdpressError, IntegrityError
 
@@ -32,6 +42,13 @@ _Type = Any
 MAX_INT = 2**63
 
 _SCALARS = (bool, int, float, str, NoneType)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def frozen(made: type[_Record]) -> type[_Record]:
+    """Make a class a frozen dataclass with slots, whose fields are given by name; a decorator."""
+    return dataclass(frozen=True, kw_only=True, slots=True)(made)
+
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from freezer.cli import exiting
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.hardware import (
     PORTABLE,
@@ -41,7 +41,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Worker:
     """A worker.
 

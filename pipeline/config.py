@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from freezer.codec import frozen
 from freezer.errors import UsageError, without_credentials
 from freezer.freezing.choices import select
 from freezer.hardware import device_class
@@ -19,7 +20,7 @@ REGISTRY_SETTINGS = {"filter": "filter_string", "trust": "trust"}
 """Settings that only apply to registries, by option."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Config:
     """Configuration of a campaign.
 

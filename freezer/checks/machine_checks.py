@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import urlparse
 
+from freezer.codec import frozen
 from freezer.errors import (
     ColdpressError,
     MissingDependencyError,
@@ -60,7 +61,7 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CheckRequest:
     """What to check beside the machine.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from freezer.codec import frozen
 from freezer.runtime.draws import Draws
 from freezer.runtime.torch_settings import threads
 from freezer.spec import MARKS, Clock, SamplingPolicy, Timing
@@ -105,7 +106,7 @@ class Sampling:
         return tuple(float(f"{value:.4g}") for value in values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Speedup:
     """Ratio of a figure of the blocks, eager's over the candidate's, and its confidence interval;
     see `speedup`.

@@ -9,7 +9,7 @@ import glob
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from freezer.codec import frozen
 from freezer.errors import SpecError
 from freezer.files import file_name, is_url
 from freezer.freezing.choices import check_consented, check_used, select
@@ -60,7 +61,7 @@ SOURCE_SETTINGS = ("args", "weights", "seed", "method", "sha256", "trust")
 """Fields that become attributes of the source."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Folders:
     """Context of a validation: base of relative paths, and folders with Python modules."""
 

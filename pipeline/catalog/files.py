@@ -10,12 +10,12 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
 import yaml
 
+from freezer.codec import frozen
 from freezer.errors import CatalogError, UsageError, expected_names
 
 MAX_DEPTH = 64
@@ -26,7 +26,7 @@ EMPTY = "CP-CATALOG-EMPTY"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Record:
     """One unchecked entry and its place; its YAML nodes, the entry's before that of the defaults,
     locate its fields.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from freezer.codec import frozen
 from freezer.errors import CatalogError
 from freezer.freezing.sources import Source
 from freezer.spec import Accuracy, InputSpec, Limits, Objective, Precision
@@ -28,7 +29,7 @@ A recreated registry counts its versions from 1 again.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Entry:
     """One model of a catalog.
 
@@ -86,7 +87,7 @@ def of_version(entry: Entry, model: RegistryModel) -> Entry:
     return replace(entry, source=source, tags=tags)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Catalog:
     """The good entries of a catalog, and the errors of the others."""
 

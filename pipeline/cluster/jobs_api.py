@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
+from freezer.codec import frozen
 from freezer.errors import (
     FAILED,
     INFRASTRUCTURE,
@@ -54,11 +54,7 @@ Each returns the whole log: 100 bytes or so for each line.
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class Job:
     """A job of the cluster.
 

@@ -11,9 +11,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from freezer.codec import frozen
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -33,7 +34,7 @@ from pipeline.failures import kind_of_ray
 from pipeline.records import EMULATED, LABEL
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Node:
     """A live node of the cluster and the device classes that it serves, including `portable`.
 
@@ -74,7 +75,7 @@ Handle = Any
 """A running task: Ray's reference to its result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Done:
     """Result of a task: its value, or the infrastructure's failure in one sentence.
 
@@ -90,7 +91,7 @@ class Done:
     kind: str = "infrastructure"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Ask:
     """Resources for one waiting task, as requested from an autoscaler; no memory if any node has
     enough.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlparse
 
 import freezer
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.files import link_or_copy
 
@@ -26,7 +26,7 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable that Ray sets for the driver of a submitted job."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Upload:
     """The files of a working directory.
 

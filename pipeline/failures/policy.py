@@ -10,9 +10,9 @@ is accepted), or from the cluster
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+from freezer.codec import frozen
 from freezer.errors import IntegrityError
 from pipeline.failures.classification import GPU_MEMORY, NODE_MEMORY, classify
 from pipeline.records import Failure
@@ -34,7 +34,7 @@ that.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Decision:
     """What happens after one kind of failure.
 

@@ -6,8 +6,9 @@ and cached outcomes of models whose outcomes are all final.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.store import Store
 from pipeline.ledger.campaign_record import CampaignRecord, Member
@@ -16,7 +17,7 @@ from pipeline.ledger.segments import LedgerRow, read_rows
 from pipeline.records import Outcome
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Reached:
     """An outcome, and the time it was reached, in seconds since the epoch."""
 

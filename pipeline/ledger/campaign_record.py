@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
-from freezer.codec import checked_row, decode, encode
+from freezer.codec import checked_row, decode, encode, frozen
 from freezer.errors import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
 from pipeline.records import ClassFacts, Outcome, iso
@@ -29,7 +29,7 @@ class Member(NamedTuple):
     cached: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CampaignRecord:
     """A campaign: written at its start with what is planned, and at its end with what was reached.
 

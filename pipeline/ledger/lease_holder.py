@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from freezer.codec import decode
+from freezer.codec import decode, frozen
 from freezer.errors import IntegrityError
 from freezer.files import read_document, retried
 from freezer.store import WORK, RemoteFiles
@@ -18,7 +17,7 @@ from pipeline.workspace import boot_id, process_namespace, process_started
 POLL_S = 0.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Holder:
     """The driver that holds a lease, as stored in it.
 

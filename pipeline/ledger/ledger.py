@@ -19,11 +19,11 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from freezer.codec import frozen
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import OCI
 from freezer.store import Store
@@ -82,7 +82,7 @@ def refuse_registry(uri: str) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Draft:
     """A row to append."""
 

@@ -15,13 +15,13 @@ import glob
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freezer.codec import frozen
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
@@ -50,7 +50,7 @@ RowKind = Literal["build", "outcome", "campaign", "pass"]
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class LedgerRow:
     """One finished build, outcome, campaign, or pass of one over its catalog.
 

@@ -13,11 +13,12 @@ belongs to weights, and speed to architecture, class, threads and recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from freezer.codec import frozen
 from freezer.freezing.recipes import is_exact, needs_torch_alone
 from freezer.freezing.sources import FILE_KINDS
 from freezer.spec import timing_of
@@ -41,7 +42,7 @@ demand.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Demand:
     """Memory of one item, in bytes.
 
@@ -100,7 +101,7 @@ speedup.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class EarlierSpeed:
     """The newest figures of a recipe for an architecture.
 
@@ -123,7 +124,7 @@ UNUSUAL = 2.0
 """Multiple of the drift of the contest above which a retrained version is timed again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Contest:
     """The newest judge of a model and class that timed all recipes and published one.
 

@@ -118,7 +118,7 @@ class FinishedWork:
             if problem:
                 self.repairs.append(f"{item.label()}: {problem}; making it again")
                 return None, f"files of version {number} are missing"
-        return outcome.as_cached(), "unchanged"
+        return replace(outcome, cached=True), "unchanged"
 
     def _serving(self, model: str, device_class: str) -> str | None:
         """Return the digest of the image of the artifact that serves a class; None without one that

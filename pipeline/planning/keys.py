@@ -11,13 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from freezer.artifact import FORMAT_VERSION
-from freezer.codec import encode
+from freezer.codec import encode, frozen
 from freezer.errors import IntegrityError
 from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
 from freezer.freezing.recipes import Recipe, needs_torch_alone, own_toolchain
@@ -44,7 +44,7 @@ JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_ma
 """Limits that a judgement depends on, besides `memory_mb_max` and `nan`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Key:
     """A digest and the parts that it was made of, as JSON, which takes less memory."""
 
@@ -149,7 +149,7 @@ def pinned(source: Source, key: Key) -> Source:
     return replace(source, sha256=digest.removeprefix("sha256:"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class BuildTarget:
     """What builds and judges of an item run on, and with.
 

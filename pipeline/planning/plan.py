@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.codec import frozen
 from freezer.errors import CatalogError, InfrastructureError
 from freezer.freezing.choices import check_consented, left_out, select
 from freezer.freezing.recipes import made_for
@@ -24,7 +25,7 @@ PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Item:
     """One model for one device class.
 
@@ -70,7 +71,7 @@ class Item:
         return " ".join(word for word in (self.entry.name, self.device_class, recipe) if word)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Unplaced:
     """A model for a class without a node, or without a node that has enough threads."""
 
@@ -79,7 +80,7 @@ class Unplaced:
     problem: InfrastructureError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Plan:
     """All items of a campaign, in the order of the catalog; the classes of a model are adjacent.
 
@@ -103,7 +104,7 @@ class Plan:
         return all(item.finished for item in self.items)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class PlanRequest:
     """What to plan.
 

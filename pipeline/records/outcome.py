@@ -1,12 +1,9 @@
-"""Outcomes of models, and the results that they consist of.
-
-The ledger stores them; MLflow and `--json` show them.
-"""
+"""Outcomes of models, and the results that they consist of, as the ledger stores them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from freezer.artifact import (
@@ -20,12 +17,9 @@ from freezer.artifact import (
     PreviousRecord,
     Tradeoff,
 )
-from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, stored_as
+from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, frozen, stored_as
 from freezer.hardware import device_class
 from freezer.spec import Clock
-
-DRIFT = "CP-DRIFT"
-"""Code of a rejected outcome."""
 
 SKIPPED = "skipped"
 """Kind of failure of a recipe that was not built, since it cannot be expected to win."""
@@ -37,7 +31,7 @@ _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Failure:
     """Why something failed.
 
@@ -72,7 +66,7 @@ def failure_to_json(failure: Failure | None) -> dict[str, Any]:
     return encode(failure) if failure else {**encode(Failure(kind="")), "failure": None}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class BuildResult:
     """Result of a build.
 
@@ -80,11 +74,9 @@ class BuildResult:
         key: of the build.
         recipe: which recipe was built.
         failure: None if the store contains the candidate.
-        wall_s: duration in seconds; that of the first build in a child contains the start and
-            loading the model.
+        wall_s: duration in seconds; of the first build in a child with the start and the loading.
         peak_bytes: largest resident memory of the child and its compilers.
-        architecture: of the model (freezer/freezing/candidates/candidate.py); empty if it could
-            not be loaded.
+        architecture: digest of the model's; empty if it could not be loaded.
     """
 
     key: str
@@ -118,7 +110,7 @@ class BuildResult:
         return decode(cls, {**data, "key": key, "failure": failure}, origin="build row")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OutputDrift:
     """Drift of one output in one input set: the worst of all payloads and thread counts.
 
@@ -134,7 +126,7 @@ class OutputDrift:
     problem: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CandidateReport:
     """Result of one recipe.
 
@@ -197,7 +189,7 @@ class CandidateReport:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Outcome:
     """Outcome of one model for one device class.
 
@@ -276,7 +268,7 @@ class Outcome:
         """Error code of a failed or rejected outcome, in docs/reference/errors.md."""
         if self.failure is not None:
             return self.failure.code
-        return DRIFT if self.verdict == "rejected" else None
+        return "CP-DRIFT" if self.verdict == "rejected" else None
 
     @property
     def failure_kind(self) -> str | None:
@@ -307,10 +299,6 @@ class Outcome:
     def registered_as(self) -> str:
         """MLflow's registered model for its artifacts."""
         return self.registered_name or self.model
-
-    def as_cached(self) -> Outcome:
-        """Return the same outcome, as a later campaign takes it over."""
-        return replace(self, cached=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form: every field, with failure and figures flat among them."""
@@ -348,9 +336,7 @@ def flat_json(record: Any) -> dict[str, Any]:
 
 
 def nested_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `flat_json` wrote in the form that the codec reads: unknown keys are ignored, so
-    each part gets the whole.
-    """
+    """Return what `flat_json` wrote as the codec reads it, which ignores unknown keys."""
     failure = {**data, "message": data["reason"]} if data["failure"] else None
     candidates = [{**part, "figures": _measured_json(part)} for part in data["candidates"]]
     figures = _measured_json(data)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from freezer.artifact import with_accuracy
+from freezer.codec import frozen
 from freezer.hardware import PORTABLE, this_host
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
@@ -30,7 +31,7 @@ def labels_of(classes: Collection[str]) -> dict[str, str]:
     return labels | ({EMULATED: "true"} if this_host().emulated else {})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ClassFacts:
     """Toolchain and limits of the workers of a device class.
 
@@ -49,7 +50,7 @@ class ClassFacts:
     emulated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Row:
     """The figures of one outcome; None where nothing was measured.
 
@@ -166,7 +167,7 @@ NUM_GAINS = 3
 """Gains that a summary lists."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Summary:
     """Summary of a campaign.
 
@@ -239,7 +240,7 @@ STYLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Event:
     """The start or end of a step.
 
@@ -263,7 +264,7 @@ class Event:
     unstable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class LiveFigures:
     """Figures of a running campaign that no event carries.
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
-from freezer.codec import encode, finite
+from freezer.codec import encode, finite, frozen
 from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
 from freezer.files import write_whole
 from pipeline.records import Outcome, iso
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CampaignReport:
     """The result of a campaign.
 

@@ -5,10 +5,10 @@ and the history of a model, each outcome compared with the one before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from freezer.artifact import SpeedChange, regression_kind
+from freezer.codec import frozen
 from freezer.freezing.recipes import EAGER
 from freezer.spec import MARKS
 from pipeline.ledger import Reached
@@ -27,7 +27,7 @@ intervals are disjoint too.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ServedSpeed:
     """Speed of what serves after an outcome, as a multiple of eager's, with its 95% confidence
     interval; `mark` as in `Row`.
@@ -43,7 +43,7 @@ class ServedSpeed:
         return f"{self.recipe} {speedup_text(self.value, self.low, self.high, self.mark)}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OutcomeChange:
     """What became of one model and device class.
 
@@ -166,7 +166,7 @@ def _speed_change(old: ServedSpeed | None, new: ServedSpeed | None) -> SpeedChan
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class PastOutcome:
     """Figures of one outcome of a model and device class.
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
 from statistics import fmean
 from threading import Event as ThreadEvent
@@ -23,10 +23,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from freezer.codec import frozen
 from pipeline.records import STYLES, Event, LiveFigures, verdict_text
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ItemWork:
     """The work of one item, known at the start.
 
@@ -44,7 +45,7 @@ class ItemWork:
         return self.what.rpartition(" ")[2]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Running:
     """An item that is built or judged.
 

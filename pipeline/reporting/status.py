@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
+from freezer.codec import frozen
 from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.store import Store
 from pipeline.catalog import PYTHON
@@ -29,7 +30,7 @@ _BUILD: RowKind = "build"
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class FailedOutcome:
     """A failed or rejected outcome."""
 
@@ -39,7 +40,7 @@ class FailedOutcome:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Status:
     """The status of a campaign.
 

@@ -9,8 +9,9 @@ table is pipeline/failures/policy.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from freezer.codec import frozen
 from pipeline.failures import attempts_left, decide, final_sentence
 from pipeline.planning import Demand, Item, corrected, learned
 from pipeline.records import SKIPPED, BuildResult, Failure, Outcome
@@ -20,11 +21,7 @@ from pipeline.worker import JudgeResult
 NO_DEMAND = Demand(asked=0, least=0)
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class Attempts:
     """The failed attempts of one build or judge, and where the next one may run.
 
@@ -39,11 +36,7 @@ class Attempts:
     memory_bytes: int | None = None
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class ItemState:
     """The state of one item.
 
@@ -84,11 +77,7 @@ class ItemState:
         return replace(self, estimate=demand) if demand.asked > self.estimate.asked else self
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class TaskFailure:
     """Why an attempt failed, reported by Ray or by the task itself.
 
@@ -105,11 +94,7 @@ class TaskFailure:
     peak_bytes: int = 0
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class Step:
     """What follows from an event.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from freezer.codec import frozen
 from freezer.errors import InfrastructureError
 from freezer.hardware import (
     AUTO_PRECISE,
@@ -42,11 +43,7 @@ default timeout of a judge.
 """
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class SharedFiles:
     """What the nodes of a campaign share.
 
@@ -61,11 +58,7 @@ class SharedFiles:
     bucket_uri: str | None = None
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class Inspected:
     """What a task found on a node.
 

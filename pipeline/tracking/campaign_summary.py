@@ -8,11 +8,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import median
 
 from freezer.artifact import ERROR_RATIO
-from freezer.codec import finite
+from freezer.codec import finite, frozen
 from freezer.hardware import PORTABLE
 from pipeline.records import STYLES, Outcome, Row, outcome_table, summarize
 from pipeline.tracking.connection import MODELS
@@ -71,7 +71,7 @@ Increase it to invalidate every existing COMPLETE tag; existing runs of candidat
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CampaignStart:
     """What opens a campaign's run.
 
@@ -89,7 +89,7 @@ class CampaignStart:
     expected: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CampaignEnd:
     """What ends a campaign's run.
 

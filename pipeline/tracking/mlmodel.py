@@ -10,11 +10,12 @@ import re
 import unicodedata
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from freezer.codec import frozen
 from freezer.errors import SourceError
 from freezer.spec import DTYPES, INTEGRAL
 from freezer.store import NAME
@@ -50,7 +51,7 @@ SLUG_DIGITS = 8
 SLUG_CHARS = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Described:
     """A downloaded model.
 

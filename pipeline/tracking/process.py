@@ -21,10 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Self
 
+from freezer.codec import frozen
 from freezer.errors import ColdpressError, UsageError
 from freezer.files import scratch_folder
 from freezer.store import Store
@@ -47,7 +48,7 @@ END_S = 10.0
 """Time for the process to end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class _Status:
     """Answer of the process to a call: all failures and the number of logged outcomes so far,
     whether MLflow is complete, its experiment, and the error of this call.

@@ -13,10 +13,10 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezer.codec import frozen
 from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import (
@@ -73,7 +73,7 @@ VIEW = "mlflow.sharedViewState."
 """Prefix of these tags."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class LoggedRun:
     """Existing run of a candidate.
 

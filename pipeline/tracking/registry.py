@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
-from freezer.codec import encode
+from freezer.codec import encode, frozen
 from freezer.files import scratch_folder
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
@@ -54,7 +54,7 @@ MODEL_VERSIONS = "mlflow.modelVersions"
 """Tag of a logged model with its versions, for MLflow's pages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Registration:
     """An artifact to register.
 

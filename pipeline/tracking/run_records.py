@@ -12,7 +12,6 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from freezer.artifact import (
@@ -21,7 +20,7 @@ from freezer.artifact import (
     figures_text,
     freezing_markdown,
 )
-from freezer.codec import encode
+from freezer.codec import encode, frozen
 from pipeline.records import SKIPPED, CandidateReport, Outcome
 
 NO_RECIPE = "none"
@@ -49,7 +48,7 @@ MAX_TAG_CHARS = 1000
 """Below the limits of every MLflow server."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class RunRecord:
     """Contents of one run.
 

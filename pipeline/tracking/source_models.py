@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezer.codec import frozen
 from freezer.errors import CatalogError, SourceError
 from pipeline.tracking.connection import (
     MISSING,
@@ -39,7 +39,7 @@ MODELS_PAGE = 1000
 VERSIONS_PAGE = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class RegistryModel:
     """One version of a registered model.
 

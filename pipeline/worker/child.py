@@ -21,6 +21,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, NoReturn
 
+from freezer.codec import frozen
 from freezer.freezing import in_hand
 from pipeline.failures import classify
 from pipeline.records import Failure
@@ -49,11 +50,7 @@ class _Part:
     value: Any
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class End:
     """How a child ended.
 

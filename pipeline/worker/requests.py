@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
-from freezer.codec import OMIT_DEFAULT, decode
+from freezer.codec import OMIT_DEFAULT, decode, frozen
 from freezer.spec import Clock, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.records import CandidateReport, Failure, nested_json
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class BuildRequest:
     """Builds of one model and class, which share its captures.
 
@@ -35,11 +31,7 @@ class BuildRequest:
     source: str = ""
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class JudgeRequest:
     """One judge.
 
@@ -75,11 +67,7 @@ class JudgeRequest:
     source: str = ""
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class JudgeResult:
     """Result of a judge.
 

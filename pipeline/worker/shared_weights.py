@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.codec import decode, encode
+from freezer.codec import decode, encode, frozen
 from freezer.errors import JudgeError
 from freezer.files import write_whole
 from freezer.freezing.sources import CODE_KINDS
@@ -38,7 +38,7 @@ RECORD = "first.json"
 TENSORS = "tensors.pt"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Load:
     """A load of a source.
 

@@ -20,12 +20,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from freezer.codec import frozen
 from freezer.files import make_folder, retried
 from freezer.freezing.in_hand import PAUSES, SIZE, TIME
 from pipeline.failures import CODES, classify
@@ -66,11 +66,7 @@ TRACE_WAIT_S = 0.3
 Stop = Literal["timeout", "memory", "output", "processes", "worker"]
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class Bounds:
     """Limits of a child.
 
@@ -94,11 +90,7 @@ class Bounds:
         return self.memory_bytes + spare if self.bounds_requests else None
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-    slots=True,
-)
+@frozen
 class SupervisorReport:
     """Report of a supervisor to its worker.
 

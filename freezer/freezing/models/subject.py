@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import frozen
 from freezer.errors import JudgeError
 from freezer.freezing.models.calls import (
     DtypesSeen,
@@ -119,7 +120,7 @@ class Subject:
         return on_device(made, self.device)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class SubjectOptions:
     """Options of `prepare`.
 

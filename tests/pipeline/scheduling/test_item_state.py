@@ -95,7 +95,7 @@ class LifeOfAModel(RuleBasedStateMachine):
             missed = tuple(
                 data.draw(subset([recipe for recipe in recipes if recipe not in finished]))
             )
-            before = outcome("m", device_class=name).as_cached() if missed else None
+            before = outcome("m", device_class=name, cached=True) if missed else None
             item = item_of(name, recipes, missed=missed, before=before)
             state = ItemState(item=item)
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})

@@ -149,7 +149,7 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
     outcomes = [
         outcome("one"),
         failed("two", reason="a | b"),
-        outcome("three", drift=MeasuredDrift(error_ratio=float("inf"))).as_cached(),
+        outcome("three", drift=MeasuredDrift(error_ratio=float("inf")), cached=True),
         outcome(
             "four", device_class="cpu-x86-64-v4", speedup=4.0, drift=MeasuredDrift(error_ratio=2.5)
         ),
