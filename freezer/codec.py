@@ -35,6 +35,12 @@ from typing import (
 
 from freezer.errors import ColdpressError, IntegrityError
 
+Json = dict[str, Any]
+"""A JSON object, as it is made."""
+
+JsonView = Mapping[str, Any]
+"""A JSON object, as it is read."""
+
 _Record = TypeVar("_Record")
 _Type = Any
 """A type annotation, which may be no class."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ from pipeline.planning import (
     auto_classes_of,
     make_plan,
 )
-from pipeline.records import ClassFacts, Event, LiveFigures, Outcome
+from pipeline.records import Event, FleetFacts, LiveFigures, Note, Outcome
 from pipeline.reporting import CampaignReport, Display, display_for, explain_plan
 from pipeline.scheduling import (
     BuildRecords,
@@ -189,7 +189,7 @@ def read(config: Config) -> Catalog:
     return read_catalog(Path(config.catalog_name), only=config.only)
 
 
-def check(config: Config, note: Callable[[str], None]) -> int:
+def check(config: Config, note: Note) -> int:
     """Check the entries of the catalog, and return their number.
 
     Raises:
@@ -202,7 +202,7 @@ def check(config: Config, note: Callable[[str], None]) -> int:
     return len(catalog.entries)
 
 
-def prepare(config: Config, note: Callable[[str], None]) -> Work:
+def prepare(config: Config, note: Note) -> Work:
     """Read the catalog, and bring what the keys of its entries need.
 
     Raises:
@@ -234,7 +234,7 @@ def prepare(config: Config, note: Callable[[str], None]) -> Work:
     )
 
 
-def notes(display: Display) -> Callable[[str], None]:
+def notes(display: Display) -> Note:
     """Return a function that shows a note about the campaign."""
     return lambda text: display.show(Event(kind="note", text=text))
 
@@ -267,7 +267,7 @@ def _assembled(
             yield fleet
 
 
-Workers = tuple[Mapping[str, ClassFacts], Sequence[Sequence[str]]]
+Workers = tuple[FleetFacts, Sequence[Sequence[str]]]
 """The facts of each class, and the classes of each node."""
 
 

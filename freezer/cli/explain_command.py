@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from freezer.cli.freezing_commands import (
     parsed_json,
 )
 from freezer.cli.store_commands import pick
+from freezer.codec import Json
 from freezer.errors import UsageError
 from freezer.files import scratch_folder
 from freezer.spec import InputSpec
@@ -67,7 +68,7 @@ def explain(
                 (out / f"{explanation.recipe}.svg").write_text(explanation.svg())
 
 
-def _parsed(text: str, args: dict[str, Any], trust: bool) -> Source:
+def _parsed(text: str, args: Json, trust: bool) -> Source:
     from freezer.freezing.sources import parse_source
 
     here = Path.cwd()

@@ -22,6 +22,7 @@ from freezer.cli.arguments import (
     exiting,
     say,
 )
+from freezer.codec import Json
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import scratch_folder
 from freezer.hardware import device_class
@@ -190,7 +191,7 @@ def _given_file(out: Path) -> Path:
     return builds_of(out) / OPTIONS
 
 
-def _given_before(out: Path) -> dict[str, Any]:
+def _given_before(out: Path) -> Json:
     """The options of the freeze that kept its builds beside a folder."""
     file = _given_file(out)
     if not file.is_file():
@@ -198,7 +199,7 @@ def _given_before(out: Path) -> dict[str, Any]:
             f"--resume {out}: {file} is missing; expected the --out of a freeze whose verdict was"
             " unstable"
         )
-    given: dict[str, Any] = json.loads(file.read_text())
+    given: Json = json.loads(file.read_text())
     return given
 
 
@@ -286,7 +287,7 @@ def _limits(options: Sequence[str]) -> Limits:
     return Limits(**limits)
 
 
-def _named(options: Sequence[str]) -> dict[str, Any]:
+def _named(options: Sequence[str]) -> Json:
     """Parse options of the form NAME=VALUE, of which numbers become such."""
     named = {}
     for text in options:

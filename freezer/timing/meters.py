@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from freezer.codec import Json
 from freezer.hardware import NvmlError, num_other_processes, opened
 from freezer.runtime.devices import current
 from freezer.spec import SamplingPolicy
@@ -97,7 +98,7 @@ class CpuMeter:
             f"other processes used {others:.0%} of {num_cpus} CPU(s), the hypervisor {stolen:.0%}"
         )
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self) -> Json | None:
         """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge
         records.
         """
@@ -159,7 +160,7 @@ class GpuMeter(CpuMeter):
         )
         return shared + super().disturbance()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """How rounds were timed and watched, and the number of shared rounds."""
         return {
             "timed_by": "device events",

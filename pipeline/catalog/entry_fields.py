@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import SpecError
 from freezer.files import file_name, is_url
 from freezer.freezing.choices import check_consented, check_used, select
@@ -92,7 +92,7 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
     return source
 
 
-def _check_args(args: dict[str, Any]) -> dict[str, Any]:
+def _check_args(args: Json) -> Json:
     """Reject dates, bytes and sets, which YAML has and JSON, the form of keys, lacks."""
     try:
         json.dumps(args, sort_keys=True)
@@ -163,7 +163,7 @@ def _sample_file(given: str, info: ValidationInfo) -> Path | str:
 
 
 @field_errors()
-def _read_accuracy(given: dict[str, Any] | None, info: ValidationInfo) -> Accuracy | None:
+def _read_accuracy(given: Json | None, info: ValidationInfo) -> Accuracy | None:
     accuracy = None if given is None else declared_accuracy(given)
     if "precision" in info.data:
         check_consent(info.data["precision"], accuracy)
@@ -199,7 +199,7 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
     return location
 
 
-def _read_limits(given: dict[str, Any]) -> Limits:
+def _read_limits(given: Json) -> Limits:
     limits = {}
     for name, value in given.items():
         problem = limit_problem(name, value)
@@ -269,7 +269,7 @@ class EntryModel(BaseModel):
     )
 
     name: str = Field(pattern=SLUG)
-    args: Annotated[dict[str, Any], AfterValidator(_check_args)] = {}
+    args: Annotated[Json, AfterValidator(_check_args)] = {}
     weights: Literal["random"] | None = None
     seed: int = Field(
         default=0,
@@ -280,7 +280,7 @@ class EntryModel(BaseModel):
     sha256: str | None = Field(default=None, pattern=SHA256)
     trust: bool = False
     source: Annotated[str, AfterValidator(_read_source)]
-    dims: dict[str, Any] = {}
+    dims: Json = {}
     inputs: Annotated[Any, AfterValidator(_read_spec)] = None
     samples: Annotated[str | None, AfterValidator(_find_samples)] = None
     files: Annotated[
@@ -289,12 +289,12 @@ class EntryModel(BaseModel):
     task_metric: (
         Annotated[str, Field(pattern=FUNCTION), AfterValidator(_read_task_metric)] | None
     ) = None
-    limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
+    limits: Annotated[Json, AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     precision: _List[Precision] = ()
-    accuracy: Annotated[dict[str, Any] | None, AfterValidator(_read_accuracy)] = None
+    accuracy: Annotated[Json | None, AfterValidator(_read_accuracy)] = None
     tags: dict[str, str] = {}
     preserve: _List[Annotated[str, Field(pattern=DOTTED)]] = ()
     reset: str | None = Field(default=None, pattern=IDENTIFIER)

@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict
 
 import yaml
 
-from freezer.codec import frozen
+from freezer.codec import Json, JsonView, frozen
 from freezer.errors import CatalogError, UsageError, expected_names
 
 MAX_DEPTH = 64
@@ -86,7 +86,7 @@ def _read_yaml(path: Path) -> list[Record]:
     for key in document.keys() - {"defaults", "models"}:
         expected = expected_names(str(key), ("defaults", "models"))
         raise CatalogError(f"{path}: the field is unknown; {expected}", field=str(key))
-    defaults: dict[str, Any] = document.get("defaults") or {}
+    defaults: Json = document.get("defaults") or {}
     models: list[Any] = document.get("models") or []
     for name, value, kind in (("defaults", defaults, dict), ("models", models, list)):
         if not isinstance(value, kind):
@@ -104,7 +104,7 @@ def _read_yaml(path: Path) -> list[Record]:
     return records
 
 
-def _merged(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(defaults: JsonView, entry: JsonView) -> Json:
     """Return an entry with its defaults. Limits and budgets are merged one by one."""
     merged = {**defaults, **entry}
     for name in ("limits", "accuracy"):
@@ -192,7 +192,7 @@ def _read_json_lines(path: Path) -> list[Record]:
     return records
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
     """Return the fields of an object. JSON would keep the last of duplicate ones."""
     fields = {}
     for name, value in pairs:
@@ -228,7 +228,7 @@ class CatalogEntry(TypedDict, total=False):
     inputs: Any
     dims: Dims
     samples: str | Path
-    args: Mapping[str, Any]
+    args: JsonView
     weights: str
     seed: int
     method: str
@@ -239,7 +239,7 @@ class CatalogEntry(TypedDict, total=False):
     limits: Mapping[str, float | str]
     objective: str
     precision: Sequence[str]
-    accuracy: Mapping[str, Any]
+    accuracy: JsonView
     device_classes: Sequence[str]
     recipes: Sequence[str]
     tags: Mapping[str, str]

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
-from freezer.codec import checked_row, decode, encode, frozen
+from freezer.codec import Json, JsonView, checked_row, decode, encode, frozen
 from freezer.errors import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
-from pipeline.records import ClassFacts, Outcome, iso
+from pipeline.records import FleetFacts, Outcome, iso
 
 
 class Member(NamedTuple):
@@ -57,7 +57,7 @@ class CampaignRecord:
     members: tuple[Member, ...]
     unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
-    facts: Mapping[str, ClassFacts] = field(default_factory=dict)
+    facts: FleetFacts = field(default_factory=dict)
     driver: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -90,7 +90,7 @@ class CampaignRecord:
         """Whether every planned outcome was reached, so that it can be compared with others."""
         return self.finished is not None and not self.interrupted and not self.unreached
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         facts = {}
         for name, of_class in self.facts.items():
@@ -105,7 +105,7 @@ class CampaignRecord:
 
     @classmethod
     @checked_row("campaign")
-    def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
+    def from_json(cls, data: JsonView) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
         without = {**data, "members": [], "unreached": [], "problems": []}
         plain = decode(cls, without, origin="campaign row")
@@ -169,7 +169,7 @@ class Continued:
                 record = None
         self.started = started if record is None else record.started
         self.own_since = math.inf if record is None else record.started
-        self.facts: Mapping[str, ClassFacts] = {} if record is None else record.facts
+        self.facts: FleetFacts = {} if record is None else record.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
         """Return an outcome as this campaign's own if it reached the same one itself; another

@@ -26,7 +26,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -43,6 +43,7 @@ from pipeline.ledger.lease_holder import (
     living_holder,
     read_holder,
 )
+from pipeline.records import Note
 from pipeline.workspace import boot_id, process_namespace, process_started
 
 HEARTBEAT_S = 5.0
@@ -81,7 +82,7 @@ def check_campaign(name: str) -> None:
 def campaign_lock(
     folder: Path,
     campaign: str,
-    notify: Callable[[str], None] = lambda _: None,
+    notify: Note = lambda _: None,
     *,
     remote: RemoteFiles | None = None,
 ) -> Iterator[Lease]:

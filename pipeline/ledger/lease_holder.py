@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from freezer.codec import decode, frozen
 from freezer.errors import IntegrityError
 from freezer.files import read_document, retried
 from freezer.store import WORK, RemoteFiles
+from pipeline.records import Note
 from pipeline.workspace import boot_id, process_namespace, process_started
 
 POLL_S = 0.5
@@ -125,9 +125,7 @@ def read_holder(path: Path | LeaseObject) -> Holder | None:
         return None
 
 
-def living_holder(
-    path: Path | LeaseObject, notify: Callable[[str], None] = lambda _: None
-) -> Holder | None:
+def living_holder(path: Path | LeaseObject, notify: Note = lambda _: None) -> Holder | None:
     """Return the holder of a lease if it lives: if its process cannot be checked, wait for a
     heartbeat.
 

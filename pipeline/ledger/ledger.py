@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from freezer.codec import frozen
+from freezer.codec import Json, JsonView, frozen
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import OCI
 from freezer.store import Store
@@ -41,6 +41,7 @@ from pipeline.ledger.segments import (
     remove_partial,
     write_part,
 )
+from pipeline.records import Note
 
 _Key = TypeVar("_Key")
 
@@ -90,7 +91,7 @@ class Draft:
     key: str
     model: str
     device_class: str
-    data: Mapping[str, Any]
+    data: JsonView
 
 
 class Ledger:
@@ -112,7 +113,7 @@ class Ledger:
         self,
         store: Store,
         campaign: str,
-        notify: Callable[[str], None] = lambda _: None,
+        notify: Note = lambda _: None,
         *,
         read_only: bool = False,
     ) -> None:
@@ -234,7 +235,7 @@ class Ledger:
         *,
         model: str,
         device_class: str,
-        data: Mapping[str, Any],
+        data: JsonView,
     ) -> None:
         """Add a row, which is on the disk when this returns.
 
@@ -267,7 +268,7 @@ class Ledger:
         with suppress(LeaseLostError, StoreUnreachableError):
             self._merge_small(MERGE_AT)
 
-    def _row(self, draft: Draft) -> dict[str, Any]:
+    def _row(self, draft: Draft) -> Json:
         """Return the row, with a later time than every known one, even if the clock went back."""
         self._latest = max(time.time(), self._latest + LEAST_STEP_S)
         return {

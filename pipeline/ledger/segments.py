@@ -14,14 +14,14 @@ import contextlib
 import glob
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freezer.codec import frozen
+from freezer.codec import JsonView, frozen
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
@@ -77,9 +77,9 @@ class LedgerRow:
         return self.part.text(self.place)
 
     @property
-    def data(self) -> Mapping[str, Any]:
+    def data(self) -> JsonView:
         """The record, decoded at each access."""
-        record: Mapping[str, Any] = json.loads(self.text)
+        record: JsonView = json.loads(self.text)
         return record
 
 
@@ -124,7 +124,7 @@ class Part:
         return pa.ipc.open_file(self._content).read_all().filter(mask)
 
 
-def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def encode(rows: Sequence[JsonView]) -> bytes:
     """Return the bytes of a part with new rows, each by the names of its columns."""
     return _encode(pa.Table.from_pylist(rows, schema=_SCHEMA))
 

@@ -12,13 +12,11 @@ belongs to weights, and speed to architecture, class, threads and recipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from freezer.codec import frozen
+from freezer.codec import JsonView, frozen
 from freezer.freezing.recipes import is_exact, needs_torch_alone
 from freezer.freezing.sources import FILE_KINDS
 from freezer.spec import timing_of
@@ -139,7 +137,7 @@ class Contest:
     recipes: tuple[str, ...]
     architecture: str
     error_ratio: float
-    parts: Mapping[str, Any]
+    parts: JsonView
     version: int | None
     num_inherited: int = 0
 
@@ -179,7 +177,7 @@ class EarlierSpeeds:
             self._take_in_contest(outcome, row.data.get("parts", {}))
         return known
 
-    def _take_in_contest(self, outcome: Outcome, parts: Mapping[str, Any]) -> None:
+    def _take_in_contest(self, outcome: Outcome, parts: JsonView) -> None:
         place = (outcome.model, outcome.device_class)
         before = self._contests.get(place)
         if outcome.verdict != "published" or outcome.recipe is None:

@@ -10,14 +10,13 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from freezer.artifact import FORMAT_VERSION
-from freezer.codec import encode, frozen
+from freezer.codec import Json, JsonView, encode, frozen
 from freezer.errors import IntegrityError
 from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
 from freezer.freezing.recipes import Recipe, needs_torch_alone, own_toolchain
@@ -52,13 +51,13 @@ class Key:
     text: str
 
     @property
-    def parts(self) -> Mapping[str, Any]:
+    def parts(self) -> JsonView:
         """The parts, decoded at each access."""
-        parts: Mapping[str, Any] = json.loads(self.text)
+        parts: JsonView = json.loads(self.text)
         return parts
 
 
-def make_key(parts: Mapping[str, Any]) -> Key:
+def make_key(parts: JsonView) -> Key:
     """Return the key of parts that JSON can hold."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return Key(digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
@@ -108,7 +107,7 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
     """
     source = entry.source
     files = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
-    parts: dict[str, Any] = {
+    parts: Json = {
         "kind": source.kind,
         "args": dict(source.args),
         "seed": source.seed,
@@ -164,7 +163,7 @@ class BuildTarget:
     device_class: str
     num_threads: int
     further_threads: tuple[int, ...] = ()
-    toolchain: Mapping[str, Any]
+    toolchain: JsonView
     samples: str | None
     held_out: str | None = None
     is_best: bool = True
@@ -180,7 +179,7 @@ def build_key(
 
     The further thread counts and default points are not part of it.
     """
-    parts: dict[str, Any] = {
+    parts: Json = {
         "source": source.digest,
         "inputs": encode(entry.spec) if entry.spec else None,
         "samples": target.samples,
@@ -229,7 +228,7 @@ def judge_key(
     num_threads: int | list[int] = target.num_threads
     if target.further_threads:
         num_threads = [target.num_threads, *target.further_threads]
-    parts: dict[str, Any] = {
+    parts: Json = {
         "builds": sorted(build.digest for build in builds),
         "limits": limits,
         # What accepted noise publishes is judged again without it.
@@ -247,13 +246,13 @@ def judge_key(
     return make_key(parts | _points(entry) | _sizes(entry))
 
 
-def _accuracy(entry: Entry, target: BuildTarget) -> dict[str, Any]:
+def _accuracy(entry: Entry, target: BuildTarget) -> Json:
     """The budget of a lower precision, with the digest of its samples."""
     assert entry.accuracy is not None, "a lower precision has a budget"
     return {**encode(replace(entry.accuracy, samples=None)), "samples": target.held_out}
 
 
-def _points(entry: Entry) -> dict[str, Any]:
+def _points(entry: Entry) -> Json:
     """The points of an entry, unless they are the default.
 
     Dims that the source itself declares are not known yet.
@@ -266,7 +265,7 @@ def _points(entry: Entry) -> dict[str, Any]:
     return {"points": [dict(point) for point in points]} if points else {}
 
 
-def _sizes(entry: Entry) -> dict[str, Any]:
+def _sizes(entry: Entry) -> Json:
     """The sizes that a judge times besides the points, if dims vary or are not known yet."""
     if entry.spec is None:
         return {"sizes": "middle, largest"}
@@ -278,7 +277,7 @@ DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
 """Parts of keys that are keys themselves, whose parts are compared."""
 
 
-def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str]:
+def differing(parts: JsonView, finished: JsonView) -> list[str]:
     """Return the dotted names of the parts that differ, for `--explain`."""
     names = []
     for name in sorted(set(parts) | set(finished)):

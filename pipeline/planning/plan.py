@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import CatalogError, InfrastructureError
 from freezer.freezing.choices import check_consented, left_out, select
 from freezer.freezing.recipes import made_for
@@ -16,7 +16,7 @@ from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, source_key
-from pipeline.records import LABEL, ClassFacts, Outcome
+from pipeline.records import LABEL, ClassFacts, FleetFacts, Outcome
 
 if TYPE_CHECKING:
     from pipeline.planning.finished_work import FinishedWork
@@ -61,7 +61,7 @@ class Item:
     emulated: bool = False
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> Json:
         """The parts of its keys, for a later `--explain`."""
         builds = {name: key.parts for name, key in self.builds.items()}
         return {"source": self.source.parts, "judge": self.judge.parts, "builds": builds}
@@ -95,7 +95,7 @@ class Plan:
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
     lift_quarantine: bool = False
-    facts: Mapping[str, ClassFacts] = field(default_factory=dict)
+    facts: FleetFacts = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -120,7 +120,7 @@ class PlanRequest:
     """
 
     entries: Sequence[Entry]
-    facts: Mapping[str, ClassFacts]
+    facts: FleetFacts
     auto: Sequence[str]
     auto_precise: Sequence[str] = ()
     device_classes: Sequence[str] = ()
@@ -187,9 +187,7 @@ def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
     return (facts.num_threads,)
 
 
-def _unplaceable(
-    entry: Entry, name: str, facts: Mapping[str, ClassFacts]
-) -> InfrastructureError | None:
+def _unplaceable(entry: Entry, name: str, facts: FleetFacts) -> InfrastructureError | None:
     """The error of an entry for a class without a node, or with more threads than its smallest node
     can time.
     """

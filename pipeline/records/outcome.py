@@ -17,7 +17,16 @@ from freezer.artifact import (
     PreviousRecord,
     Tradeoff,
 )
-from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, frozen, stored_as
+from freezer.codec import (
+    OMIT_DEFAULT,
+    Json,
+    JsonView,
+    checked_row,
+    decode,
+    encode,
+    frozen,
+    stored_as,
+)
 from freezer.hardware import device_class
 from freezer.spec import Clock
 
@@ -61,7 +70,7 @@ class Failure:
         return replace(self, starts=before.starts + 1)
 
 
-def failure_to_json(failure: Failure | None) -> dict[str, Any]:
+def failure_to_json(failure: Failure | None) -> Json:
     """Return the fields that stored records contain next to their own; of None, the empty ones."""
     return encode(failure) if failure else {**encode(Failure(kind="")), "failure": None}
 
@@ -96,7 +105,7 @@ class BuildResult:
         """Message of the failure; empty without one."""
         return self.failure.message if self.failure else ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the ledger's form: flat, without the key of its row."""
         data = encode(self) | failure_to_json(self.failure)
         del data["key"]
@@ -104,7 +113,7 @@ class BuildResult:
 
     @classmethod
     @checked_row("build")
-    def from_row(cls, key: str, data: Mapping[str, Any]) -> BuildResult:
+    def from_row(cls, key: str, data: JsonView) -> BuildResult:
         """Return the result that `to_json` wrote to the row of a key."""
         failure = data if data["failure"] else None
         return decode(cls, {**data, "key": key, "failure": failure}, origin="build row")
@@ -166,7 +175,7 @@ class CandidateReport:
     lowering: str | None = None
     tried: tuple[Mapping[str, str], ...] = ()
     strides_equal: bool | None = None
-    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: Mapping[str, JsonView] = field(default_factory=dict)
     points: tuple[PointFigures, ...] = ()
     accuracy: AccuracyRecord | None = field(default=None, metadata=OMIT_DEFAULT)
     outputs: tuple[OutputDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
@@ -174,18 +183,12 @@ class CandidateReport:
 
     @property
     def freezing(self) -> FreezingRecord:
-        """What its freezing recorded, as in a manifest.
-
-        Raises:
-            IntegrityError: a report has another form.
-        """
+        """What its freezing recorded, as in a manifest."""
+        reports = {}
+        for path, found in self.reports.items():
+            reports[path] = decode(FreezingReport, found, origin="report")
         return FreezingRecord(
-            warnings=self.warnings,
-            reports={
-                path: decode(FreezingReport, found, origin="report")
-                for path, found in self.reports.items()
-            },
-            strides_equal=self.strides_equal,
+            warnings=self.warnings, reports=reports, strides_equal=self.strides_equal
         )
 
 
@@ -238,7 +241,7 @@ class Outcome:
     judge_s: float = 0.0
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
-    host: Mapping[str, Any] = field(default_factory=dict)
+    host: JsonView = field(default_factory=dict)
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     architecture: str = field(default="", metadata=OMIT_DEFAULT)
@@ -300,28 +303,24 @@ class Outcome:
         """MLflow's registered model for its artifacts."""
         return self.registered_name or self.model
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the ledger's form: every field, with failure and figures flat among them."""
         return flat_json(self) | {"code": self.code}
 
     @classmethod
     @checked_row("outcome")
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Return the outcome that `to_json` wrote, also after a pass through JSON text.
-
-        Raises:
-            IntegrityError: the data has another form.
-        """
+    def from_json(cls, data: JsonView) -> Outcome:
+        """Return the outcome that `to_json` wrote, also after a pass through JSON text."""
         return decode(cls, nested_json(data), origin="outcome")
 
     @classmethod
     @checked_row("outcome")
-    def from_row(cls, data: Mapping[str, Any]) -> Outcome:
+    def from_row(cls, data: JsonView) -> Outcome:
         """Return the outcome of a row of the ledger; raises as `from_json` does."""
         return cls.from_json(data["outcome"])
 
 
-def flat_json(record: Any) -> dict[str, Any]:
+def flat_json(record: Any) -> Json:
     """Return the JSON form of an Outcome or JudgeResult, with failure and measurements flat;
     `reason` is the failure's message.
     """
@@ -335,7 +334,7 @@ def flat_json(record: Any) -> dict[str, Any]:
     return data
 
 
-def nested_json(data: Mapping[str, Any]) -> dict[str, Any]:
+def nested_json(data: JsonView) -> Json:
     """Return what `flat_json` wrote as the codec reads it, which ignores unknown keys."""
     failure = {**data, "message": data["reason"]} if data["failure"] else None
     candidates = [{**part, "figures": _measured_json(part)} for part in data["candidates"]]
@@ -343,7 +342,7 @@ def nested_json(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "failure": failure, "figures": figures, "candidates": candidates}
 
 
-def _measured_json(part: Mapping[str, Any]) -> dict[str, Any]:
+def _measured_json(part: JsonView) -> Json:
     """Return the JSON form of `Measured` in a stored row, where None means not measured."""
     names = ("speedup", "speedup_ci", *_NESTED)
     return {name: part[name] for name in names if part.get(name) is not None}

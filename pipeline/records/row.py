@@ -5,13 +5,13 @@ facts about the workers of a class.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact import with_accuracy
-from freezer.codec import frozen
+from freezer.codec import Json, JsonView, frozen
 from freezer.hardware import PORTABLE, this_host
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
@@ -44,10 +44,14 @@ class ClassFacts:
     """
 
     num_threads: int
-    toolchain: Mapping[str, Any]
+    toolchain: JsonView
     memory_bytes: int | None = None
     is_best: bool = True
     emulated: bool = False
+
+
+FleetFacts = Mapping[str, ClassFacts]
+"""By device class."""
 
 
 @frozen
@@ -132,7 +136,7 @@ class Row:
         return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
+def outcome_table(outcomes: Sequence[Outcome]) -> Json:
     """Return the rows of outcomes as a JSON table."""
     columns = [column.name for column in fields(Row)]
     return {"columns": columns, "data": [astuple(Row.of(outcome)) for outcome in outcomes]}
@@ -162,6 +166,9 @@ def iso(seconds: float, *, timespec: Literal["seconds", "milliseconds"] = "secon
     """Format seconds since the epoch as ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec)
 
+
+Note = Callable[[str], None]
+"""Function that takes a line for the user."""
 
 NUM_GAINS = 3
 """Gains that a summary lists."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from freezer.codec import encode, finite, frozen
+from freezer.codec import Json, encode, finite, frozen
 from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
 from freezer.files import write_whole
 from pipeline.records import Outcome, iso
@@ -44,7 +44,7 @@ class CampaignReport:
             return INFRASTRUCTURE
         return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> Json:
         """The content of the `--json` file."""
         return {
             "campaign": self.campaign,
@@ -100,7 +100,7 @@ _COPIED = (
 """Keys of an outcome in `--json` that equal those of the ledger, in order."""
 
 
-def _outcome_json(outcome: Outcome) -> dict[str, object]:
+def _outcome_json(outcome: Outcome) -> Json:
     """Return an outcome in the form of docs/reference/contract.md's `--json`."""
     stored = outcome.to_json()
     shown = {name: stored[name] for name in _COPIED}

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from freezer.artifact import ERROR_RATIO, PointFigures, describe_freezing
-from freezer.codec import encode
+from freezer.codec import Json, encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
@@ -111,9 +111,6 @@ MAX_HISTORY = 30
 """Latest outcomes of a model and class that its history shows."""
 
 MAX_LOG_CHARS = 8000
-
-
-Json = dict[str, object]
 
 
 def overview(outcomes: Sequence[Outcome], store: str) -> Json:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.store import Store
 from pipeline.catalog import PYTHON
@@ -23,7 +23,7 @@ from pipeline.ledger import (
     read_holder,
     read_rows,
 )
-from pipeline.records import Outcome, iso
+from pipeline.records import Note, Outcome, iso
 
 _BUILD: RowKind = "build"
 
@@ -77,16 +77,14 @@ class Status:
     exit_code: int | None
     driver: str | None
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> Json:
         """Return the status for programs, with times in ISO 8601, UTC."""
         finished = None if self.finished is None else iso(self.finished)
         times = {"started": iso(self.started), "last_sign": iso(self.last_sign)}
         return {**asdict(self), **times, "finished": finished}
 
 
-def campaign_status(
-    store: Store, campaign: str, note: Callable[[str], None] = lambda _: None
-) -> Status:
+def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) -> Status:
     """Return the status of a campaign, without locking or writing.
 
     Args:
@@ -166,7 +164,7 @@ def _items(
     return dict(items)
 
 
-def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: None) -> list[str]:
+def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     """Return a line for each campaign of a store, oldest first: name, state, outcomes, start.
 
     Args:
@@ -190,7 +188,7 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
-def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[Holder | None, bool]:
+def _driver(store: Store, campaign: str, note: Note) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
     path = lease_of(store.root / LEDGER, campaign, store.remote)
     try:

@@ -19,7 +19,7 @@ from freezer.artifact import version_tuple
 from freezer.errors import InfrastructureError
 from freezer.hardware import AUTO_PRECISE, PORTABLE, auto_classes
 from pipeline.cluster import Ask, Cluster, Node, classes_of
-from pipeline.records import LABEL, ClassFacts, Event
+from pipeline.records import LABEL, ClassFacts, Event, FleetFacts
 from pipeline.scheduling.node_check import NodeCheck, NodeChecks, SharedFiles
 from pipeline.workspace import staging_folder
 
@@ -61,7 +61,7 @@ class Fleet:
         shared: SharedFiles,
         *,
         wait_s: float | None,
-        before: Mapping[str, ClassFacts] | None = None,
+        before: FleetFacts | None = None,
     ) -> None:
         self.cluster = cluster
         self.wait_s = wait_s if cluster.joined else None
@@ -90,7 +90,7 @@ class Fleet:
         """How long a class may be without a node during the campaign, in seconds."""
         return GONE_S if self.wait_s is None else self.wait_s
 
-    def facts(self) -> Mapping[str, ClassFacts]:
+    def facts(self) -> FleetFacts:
         """Return, for each class, its toolchain, the largest memory of an item, whether it is the
         best one of a node, whether all its nodes are emulated, and the thread count: the cores of
         its smallest node, or the count of a continued campaign.

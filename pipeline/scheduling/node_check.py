@@ -7,7 +7,7 @@ A task needs a core, or a GPU for a GPU class, so it may wait for the judge of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from freezer.hardware import (
 from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.cluster import Cluster, Done, Handle, Node
-from pipeline.records import ClassFacts
+from pipeline.records import ClassFacts, FleetFacts, Note
 from pipeline.scheduling.queue import takes_gpu
 from pipeline.worker import bounds_of, probe
 from pipeline.workspace import workplace
@@ -124,7 +124,7 @@ class NodeChecks:
     def __init__(
         self,
         cluster: Cluster,
-        note: Callable[[str], None],
+        note: Note,
         shared: SharedFiles,
     ) -> None:
         self.under_way: dict[str, NodeCheck] = {}
@@ -261,7 +261,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def facts_here(
-    entries: Sequence[Entry], requested: Collection[str], note: Callable[[str], None]
+    entries: Sequence[Entry], requested: Collection[str], note: Note
 ) -> dict[str, ClassFacts]:
     """Return the facts of the requested classes, as a local Ray would find them.
 
@@ -290,7 +290,7 @@ def facts_here(
     return facts
 
 
-def with_memory_here(known: Mapping[str, ClassFacts]) -> dict[str, ClassFacts]:
+def with_memory_here(known: FleetFacts) -> dict[str, ClassFacts]:
     """Return recorded facts with the memory of this machine, which no record has."""
     facts = {}
     for name, each in known.items():

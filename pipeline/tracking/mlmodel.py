@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import SourceError
 from freezer.spec import DTYPES, INTEGRAL
 from freezer.store import NAME
@@ -41,7 +41,7 @@ NAMELESS = "input_0"
 Several inputs always have names.
 """
 
-Inputs = dict[str, dict[str, object]] | list[dict[str, object]]
+Inputs = dict[str, Json] | list[Json]
 """The catalog's field `inputs`: by name, or in order."""
 
 BATCH = "batch"
@@ -205,7 +205,7 @@ class _Example:
         spec: TensorSpec,
         name: str,
         dims: _Dims,
-    ) -> dict[str, object]:
+    ) -> Json:
         dtype, given = spec.type.name, list(spec.shape)
         if dtype not in DTYPES:
             raise _unclear(
@@ -272,14 +272,14 @@ class _Dims:
         return name
 
 
-def _from_array(name: str, array: Array, rows: _Dims | None) -> dict[str, object]:
+def _from_array(name: str, array: Array, rows: _Dims | None) -> Json:
     shape: list[int | str] = [int(size) for size in array.shape]
     if rows is not None and shape:
         shape[0] = rows.batch(array.shape[0])
     return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name, name)}
 
 
-def _range(array: Array | None, dtype: str, name: str) -> dict[str, object]:
+def _range(array: Array | None, dtype: str, name: str) -> Json:
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
     low, high = int(array.min()), int(array.max())

@@ -21,7 +21,7 @@ from freezer.errors import (
 )
 from freezer.hardware import DEVICE_CLASSES
 from freezer.store import Store, Version
-from pipeline.records import Outcome
+from pipeline.records import Note, Outcome
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode, Registration
 
@@ -246,7 +246,7 @@ def replay(
     *,
     mode: ArtifactMode = "copy",
     page: Page | None = None,
-    say: Callable[[str], None] = print,
+    say: Note = print,
 ) -> list[str]:
     """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first;
     return errors, one sentence each.
@@ -288,7 +288,7 @@ def _replay_one(
     *,
     mode: ArtifactMode,
     page: Page | None,
-    say: Callable[[str], None],
+    say: Note,
 ) -> Tracker:
     with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
         history = History(store)

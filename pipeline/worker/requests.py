@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
 
 from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
-from freezer.codec import OMIT_DEFAULT, decode, frozen
+from freezer.codec import OMIT_DEFAULT, JsonView, decode, frozen
 from freezer.spec import Clock, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.records import CandidateReport, Failure, nested_json
@@ -95,7 +94,7 @@ class JudgeResult:
     candidates: tuple[CandidateReport, ...] = ()
     left_out: Mapping[str, Failure] = field(default_factory=dict, metadata=OMIT_DEFAULT)
     pareto: tuple[Tradeoff, ...] = ()
-    host: Mapping[str, Any] | None = None
+    host: JsonView | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0
     previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
@@ -114,6 +113,6 @@ class JudgeResult:
         )
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:
+    def from_json(cls, data: JsonView) -> JudgeResult:
         """Return the result that `flat_json` wrote, also after a pass through JSON text."""
         return decode(cls, nested_json(data), origin="judge result")

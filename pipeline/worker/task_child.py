@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freezer.files import scratch_folder
 from freezer.hardware import device_class, machine_bytes, this_host
 from freezer.spec import Limits
 from pipeline.catalog import Entry
-from pipeline.records import ClassFacts
+from pipeline.records import ClassFacts, Note
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, JudgeRequest
 from pipeline.worker.sandbox import run_isolated
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 
-from freezer.codec import encode
+from freezer.codec import Json, JsonView, encode
 from freezer.errors import CatalogError, ColdpressError, SourceError
 from freezer.files import digest_bytes
 from freezer.spec import declared_spec
@@ -132,7 +132,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     )
 
 
-def toolchain_of(name: str) -> dict[str, Any]:
+def toolchain_of(name: str) -> Json:
     """Return the toolchain of a device class on this machine. Imports torch."""
     from freezer.freezing.target import target_here, toolchain
 
@@ -140,12 +140,12 @@ def toolchain_of(name: str) -> dict[str, Any]:
     return toolchain(target_here(name, 1).device) if is_cuda else toolchain()
 
 
-Answer = Mapping[str, Any] | ColdpressError | None
+Answer = JsonView | ColdpressError | None
 """Inferred inputs, the error of what a freeze would refuse, or None."""
 
 
 def infer_inputs(
-    entries: Sequence[Entry], known: dict[str, str], note: Callable[[str], None]
+    entries: Sequence[Entry], known: dict[str, str], note: Note
 ) -> tuple[list[Entry], list[CatalogError]]:
     """Return the entries, with inputs where those of transformers models are not declared, and the
     errors of those that a freeze would refuse.

@@ -23,10 +23,11 @@ import json
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside
+from freezer.codec import Json
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
     SCHEMES,
@@ -213,13 +214,13 @@ class Workplace:
         with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
-    def _marker(self, kind: _Kind, key: str) -> dict[str, dict[str, Any]] | None:
+    def _marker(self, kind: _Kind, key: str) -> dict[str, Json] | None:
         """Return the digest and size of each file of a folder; None if there is none."""
         assert self.remote is not None
         path = f"{WORK}/{kind}/{key}.json"
         try:
             with self._reaching():
-                files: dict[str, dict[str, Any]] = json.loads(self.remote.read(path))["files"]
+                files: dict[str, Json] = json.loads(self.remote.read(path))["files"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
