@@ -16,7 +16,7 @@ from rich.text import Text
 from freezer.cli import JsonOption, StoreOption, exiting, say, say_json
 from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
-from freezer.files import check_file, write_whole
+from freezer.files import check_file, make_folder, write_whole
 from freezer.store import Store
 from pipeline.records import STYLES, rounded
 
@@ -52,7 +52,7 @@ def report(
     check_file(out, "--out")
     page = report_page(Store.open(store), campaign)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         write_whole(out, page)
     except OSError as error:
         raise InfrastructureError(f"--out {out} cannot be written: {error}") from error

@@ -22,7 +22,7 @@ from freezer.cli.freezing_commands import (
 from freezer.cli.store_commands import pick
 from freezer.codec import Json
 from freezer.errors import UsageError
-from freezer.files import scratch_folder
+from freezer.files import make_folder, scratch_folder
 from freezer.spec import InputSpec
 from freezer.store import Store
 
@@ -135,7 +135,7 @@ def _explained(
         if reference.stateful or not reference.deterministic:
             raise UsageError("explain: the model keeps state or draws random numbers")
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
         for recipe in selected:
             file = None if out is None else out / f"reproduce-{recipe.name}.py"
             call = reference.singles[0]

@@ -24,7 +24,7 @@ from freezer.cli.arguments import (
 )
 from freezer.codec import Json
 from freezer.errors import FAILED, FreezeError, UsageError
-from freezer.files import scratch_folder
+from freezer.files import make_folder, scratch_folder
 from freezer.hardware import device_class
 from freezer.spec import (
     InputSpec,
@@ -229,7 +229,7 @@ def _freeze(
             )
         except FreezeError as error:
             errors = evidence_of(out) / "errors.txt"
-            errors.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(errors.parent)
             errors.write_text("".join(traceback.format_exception(error)))
             error.add_note(f"full error: {errors}")
             raise

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from freezer.codec import JsonView, frozen
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files import read_document, remove, retried, write_whole
+from freezer.files import make_folder, read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
 
 LEDGER = f"{WORK}/ledger"
@@ -258,7 +258,7 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
     """
     folder = store.root / LEDGER
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # First, since another process of this machine may fetch a new part.
         here = {path.name for path in part_paths(folder)}
         there = {name for name in remote.names(LEDGER) if name.endswith((SUFFIX, OLD_SUFFIX))}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from freezer.codec import Json, encode, finite, frozen
 from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
-from freezer.files import write_whole
+from freezer.files import make_folder, write_whole
 from pipeline.records import Outcome, iso
 
 
@@ -61,7 +61,7 @@ class CampaignReport:
             InfrastructureError: the file cannot be written.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             write_whole(
                 path,
                 (

@@ -42,6 +42,9 @@ PROBLEM = (
 
 Model = Callable[..., object]
 
+NamedTensors = Mapping[str, Tensor]
+"""Tensors by input path."""
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -146,7 +149,7 @@ class SourceCall:
                 " move what cannot be copied out of the model, or define __deepcopy__"
             ) from error
 
-    def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
+    def __call__(self, spec: InputSpec, tensors: NamedTensors) -> Any:
         """The result of the copy."""
         with torch.random.fork_rng(devices=[]):
             return call_source(self._copy, spec, tensors)
@@ -215,7 +218,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def call_source(model: Model, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
+def call_source(model: Model, spec: InputSpec, tensors: NamedTensors) -> Any:
     """The source model's result, without gradients."""
     args, kwargs = bind(spec, tensors)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from freezer.freezing.models.calls import SourceCall, described
+from freezer.freezing.models.calls import NamedTensors, SourceCall, described
 from freezer.runtime.input_sets import (
     InputSet,
     generate_at,
@@ -63,7 +63,7 @@ def with_found_ranges(
     name: str,
     model: nn.Module,
     spec: InputSpec,
-    sample: Mapping[str, Tensor] | None,
+    sample: NamedTensors | None,
     *,
     generated: bool,
 ) -> InputSpec:
@@ -112,7 +112,7 @@ def _watched(
     watch: _Watch,
     source: SourceCall,
     spec: InputSpec,
-    given: Mapping[str, Tensor],
+    given: NamedTensors,
 ) -> str:
     """Run the model under a watch; return why an input may index no table."""
     try:
@@ -178,7 +178,7 @@ class _Watch(TorchDispatchMode):
     the model.
     """
 
-    def __init__(self, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
+    def __init__(self, inputs: NamedTensors, wanted: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.lengths: dict[str, int] = {}
         """Length of the shortest table by input."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import SpecError, expected_names
+from freezer.freezing.models.calls import NamedTensors
 from freezer.runtime.input_sets import (
     InputSet,
     generate,
@@ -73,7 +74,7 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
     return spec, example
 
 
-def _used_dims(dims: Dims, example: Mapping[str, Tensor]) -> tuple[Dim, ...]:
+def _used_dims(dims: Dims, example: NamedTensors) -> tuple[Dim, ...]:
     """The dims in the order of the tensors."""
     for path in dims:
         if path not in example:

@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freezer.codec import frozen
 from freezer.errors import JudgeError
 from freezer.freezing.models.calls import (
     DtypesSeen,
+    NamedTensors,
     copied,
     device_of_model,
     first_result,
@@ -28,7 +29,7 @@ from freezer.freezing.models.checks import (
     weights_digest,
 )
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
-from freezer.freezing.models.samples import input_sets
+from freezer.freezing.models.samples import Point, Points, input_sets
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.held_out import HeldOut, read_held_out
 from freezer.runtime.input_sets import (
@@ -72,7 +73,7 @@ class Subject:
     structure: OutputStructure
     outputs: tuple[OutputSpec, ...]
     sets: tuple[InputSet, ...]
-    points: tuple[Mapping[str, int], ...]
+    points: tuple[Point, ...]
     generated: bool = False
     preserve: tuple[str, ...] = ()
     reset: str | None = None
@@ -107,11 +108,11 @@ class Subject:
         """A copy of the model in its initial state."""
         return copied(self.model)
 
-    def set_at(self, point: Mapping[str, int]) -> InputSet:
+    def set_at(self, point: Point) -> InputSet:
         """The first input set at a point of `spec.points()` or `points`."""
         return next(each for each in self.sets if dict(each.point) == dict(point))
 
-    def further_set(self, point: Mapping[str, int]) -> InputSet:
+    def further_set(self, point: Point) -> InputSet:
         """Make another input set at a point, on the subject's device."""
         if self.generated:
             made = generate_at(self.spec, point, seed=sum(point.values()))
@@ -136,7 +137,7 @@ class SubjectOptions:
 
     preserve: Sequence[str] = ()
     reset: str | None = None
-    points: Sequence[Mapping[str, int]] = ()
+    points: Points = ()
     fill_up: bool = False
     device: torch.device = CPU
     accuracy: Accuracy | None = None
@@ -146,7 +147,7 @@ def prepare(
     name: str,
     model: nn.Module,
     spec: InputSpec,
-    samples: Sequence[Mapping[str, Tensor]] = (),
+    samples: Sequence[NamedTensors] = (),
     options: SubjectOptions | None = None,
 ) -> Subject:
     """Make a subject on the CPU: check the model, make its input sets, and run it once.

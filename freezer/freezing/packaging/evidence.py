@@ -31,6 +31,7 @@ from freezer.artifact import (
 )
 from freezer.codec import finite
 from freezer.compare import Slices
+from freezer.files import make_folder
 from freezer.freezing.candidates import EVIDENCE, Builds, Candidate
 from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
@@ -112,14 +113,14 @@ def _latency(judgement: Judgement) -> _Table:
 
 def write_texts(candidate: Path, folder: Path) -> None:
     """Copy the code, graphs and errors from the folder of a candidate to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for text in (candidate / EVIDENCE).glob("*.txt"):
         shutil.copyfile(text, folder / text.name)
 
 
 def write_explanation(explanation: Explanation, folder: Path) -> None:
     """Write where drift enters, as text and as a plot."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / "explained.txt").write_text(explanation.text())
     (folder / "explained.svg").write_text(explanation.svg())
 

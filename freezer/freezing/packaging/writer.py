@@ -33,7 +33,7 @@ from freezer.artifact import (
     version_tuple,
     write_artifact,
 )
-from freezer.files import link_or_copy, scratch_folder
+from freezer.files import link_or_copy, make_folder, scratch_folder
 from freezer.freezing.candidates import EVIDENCE, Candidate, architecture_digest
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.packaging.evidence import (
@@ -79,7 +79,7 @@ def assemble(
         assemble(session, second, dest=beside, provenance=provenance, failures=failures)
     winner = judgement.winner
     assert winner is not None, "assemble requires a winner"
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(dest.parent)
     with scratch_folder(place=dest.parent) as scratch:
         staging = Path(scratch) / "artifact"
         staging.mkdir()
