@@ -91,16 +91,10 @@ def _gathered(catalog: str, include: list[str]) -> Upload:
     from pipeline.cluster import gather
     from pipeline.sources import named_files
 
-    if is_registry(catalog):
-        return gather(None, include, Path.cwd())
     path = Path(catalog)
     named = named_files(path) if path.is_file() else ()
-    return gather(
-        catalog,
-        include,
-        Path.cwd(),
-        named=named,
-    )
+    file = None if is_registry(catalog) else catalog
+    return gather(file, include, Path.cwd(), named=named)
 
 
 def _submitted(

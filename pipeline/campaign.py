@@ -131,7 +131,17 @@ class Campaign:
         finished = [(item, item.finished) for item in items if item.finished is not None]
         self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
-        self._start_tracking([outcome for _, outcome in finished], continued, parameters)
+        expected = None
+        if self.plan.is_finished:
+            expected = outcomes_digest(outcome for _, outcome in finished)
+        self.tracker.start(
+            CampaignStart(
+                catalog=self.config.catalog_name,
+                started=continued.started,
+                parameters=parameters,
+                expected=expected,
+            )
+        )
         for item, outcome in chain(finished, self.executor.outcomes() if self.executor else ()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
@@ -151,22 +161,6 @@ class Campaign:
                     outcome=outcome,
                 )
             )
-
-    def _start_tracking(
-        self,
-        finished: Sequence[Outcome],
-        continued: Continued,
-        parameters: Mapping[str, str],
-    ) -> None:
-        """Open the campaign in MLflow."""
-        self.tracker.start(
-            CampaignStart(
-                catalog=self.config.catalog_name,
-                started=continued.started,
-                parameters=parameters,
-                expected=outcomes_digest(finished) if self.plan.is_finished else None,
-            )
-        )
 
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""

@@ -16,9 +16,6 @@ from pipeline.cluster import check_address, joined_address
 from pipeline.ledger import check_campaign, refuse_registry
 from pipeline.tracking import ArtifactMode, check_database, default_tracking_uri
 
-REGISTRY_SETTINGS = {"filter": "filter_string", "trust": "trust"}
-"""Settings that only apply to registries, by option."""
-
 
 @frozen
 class Config:
@@ -101,8 +98,8 @@ class Config:
             if name != "auto":
                 device_class(name)
         if not is_registry(self.catalog_name):
-            for option in ("filter", "trust"):
-                if getattr(self, REGISTRY_SETTINGS[option]):
+            for option, given in (("filter", self.filter_string), ("trust", self.trust)):
+                if given:
                     raise UsageError(f"--{option} only applies to `mlflow:` catalogs")
 
     def check_places(self) -> None:

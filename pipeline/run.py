@@ -46,7 +46,7 @@ from pipeline.planning import (
     auto_classes_of,
     make_plan,
 )
-from pipeline.records import Event, FleetFacts, LiveFigures, Note, Outcome
+from pipeline.records import FleetFacts, LiveFigures, Note, Outcome
 from pipeline.reporting import CampaignReport, Display, display_for, explain_plan
 from pipeline.scheduling import (
     BuildRecords,
@@ -99,10 +99,12 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached.
     """
     started, display = time.time(), display or display_for(Console())
-    note = notes(display)
+    note = display.note
     work = prepare(config, note)
     ledger = Ledger(work.store, config.campaign, note)
-    with ledger, display, _tracker(config, work) as tracker, ExitStack() as held:
+    uri, mode = config.tracking_uri, config.mlflow_artifacts
+    tracker = TrackerProcess(uri, config.campaign, work.store.uri, mode=mode)
+    with ledger, display, tracker, ExitStack() as held:
         continued, executor = Continued(ledger, started), None
         planned = _plan_without_ray(config, work, ledger)
         if planned is None:
@@ -126,12 +128,6 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         return campaign.run(planned[1], continued, started)
 
 
-def _tracker(config: Config, work: Work) -> TrackerProcess:
-    return TrackerProcess(
-        config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
-    )
-
-
 def explain(config: Config, display: Display) -> None:
     """Show what `run` would do and why, and do nothing. Takes no lock, so it can run beside a
     driver.
@@ -141,7 +137,7 @@ def explain(config: Config, display: Display) -> None:
     Raises:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
-    note = notes(display)
+    note = display.note
     work = prepare(config, note)
     with (
         Ledger(
@@ -234,11 +230,6 @@ def prepare(config: Config, note: Note) -> Work:
     )
 
 
-def notes(display: Display) -> Note:
-    """Return a function that shows a note about the campaign."""
-    return lambda text: display.show(Event(kind="note", text=text))
-
-
 @contextmanager
 def _assembled(
     config: Config,
@@ -249,7 +240,7 @@ def _assembled(
     """Connect to Ray, which takes 8 to 20 s where it has to start, and find its nodes."""
     joined, store = joined_address(config.address), work.store
     text = f"connecting to Ray at {joined}" if joined else "starting Ray on this machine"
-    notes(display)(text)
+    display.note(text)
     shared = SharedFiles(
         store=store.root,
         files=config.files,

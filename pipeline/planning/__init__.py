@@ -9,7 +9,6 @@ from pipeline.planning.estimates import (
     UNUSUAL,
     Demand,
     EarlierSpeeds,
-    corrected,
     demand_of,
     learned,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "PlanRequest",
     "Unplaced",
     "auto_classes_of",
-    "corrected",
     "demand_of",
     "learned",
     "make_plan",

@@ -65,11 +65,6 @@ def demand_of(entry: Entry) -> Demand:
     return Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
 
 
-def corrected(demand: Demand, size: int) -> Demand:
-    """Return a demand of at least `size` bytes, after a failure."""
-    return replace(demand, asked=max(size, demand.asked), firm=True)
-
-
 def learned(demand: Demand, used_bytes: int) -> Demand:
     """Return a demand that covers the measured memory of a task of the same model."""
     return demand if used_bytes <= demand.asked else replace(demand, asked=_step(used_bytes))

@@ -21,7 +21,7 @@ from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.planning import Item, Plan
-from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, alike, rounded, verdict_name
+from pipeline.records import SKIPPED, STYLES, Outcome, Row, alike, rounded, verdict_name
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
@@ -241,7 +241,7 @@ def explain_plan(
         place = f"{outcome.model} {outcome.device_class}"
         lines.append(f"{place}: nothing ({outcome.coded_reason})")
     for line in lines:
-        display.show(Event(kind="note", text=line))
+        display.note(line)
 
 
 def _work_of(item: Item, records: BuildRecords) -> str:

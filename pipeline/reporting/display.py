@@ -189,6 +189,10 @@ class Display:
     def show(self, event: Event) -> None:
         """Show an event; called from one thread only."""
 
+    def note(self, text: str) -> None:
+        """Show a note about the campaign."""
+        self.show(Event(kind="note", text=text))
+
 
 def display_for(console: Console, *, verbose: bool = False) -> Display:
     """Return a live display on a terminal, else one that prints lines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal
 
@@ -31,16 +31,6 @@ State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
 
 @frozen
-class FailedOutcome:
-    """A failed or rejected outcome."""
-
-    model: str
-    device_class: str
-    verdict: str
-    reason: str
-
-
-@frozen
 class Status:
     """The status of a campaign.
 
@@ -51,7 +41,7 @@ class Status:
         unchanged: reached outcomes that earlier campaigns finished.
         built, builds_failed: its own builds since its start.
         verdicts: number of outcomes by verdict.
-        failures: the failed and rejected ones.
+        failures: model, class, verdict and reason of the failed and rejected ones.
         items: `model class` by verdict; `in progress` has a build of this campaign, `waiting` has
             none.
         started, last_sign, finished: seconds since the epoch; `last_sign` is the newest row or
@@ -69,7 +59,7 @@ class Status:
     built: int
     builds_failed: int
     verdicts: dict[str, int]
-    failures: tuple[FailedOutcome, ...]
+    failures: tuple[Mapping[str, str], ...]
     items: dict[str, list[str]]
     started: float
     last_sign: float
@@ -136,13 +126,13 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
     )
 
 
-def _failed(outcome: Outcome) -> FailedOutcome:
-    return FailedOutcome(
-        model=outcome.model,
-        device_class=outcome.device_class,
-        verdict=outcome.verdict,
-        reason=outcome.coded_reason or "",
-    )
+def _failed(outcome: Outcome) -> dict[str, str]:
+    return {
+        "model": outcome.model,
+        "device_class": outcome.device_class,
+        "verdict": outcome.verdict,
+        "reason": outcome.coded_reason or "",
+    }
 
 
 def _items(
@@ -242,9 +232,8 @@ def in_words(status: Status, store: str) -> list[str]:
     for name, items in status.items.items():
         if name not in ("failed", "rejected", "unstable"):
             lines.append(_listed(name, items))
-    for outcome in status.failures:
-        place = f"{outcome.model} {outcome.device_class}"
-        lines.append(f"  {place}: {outcome.verdict}: {outcome.reason}")
+    for failed in status.failures:
+        lines.append("  {model} {device_class}: {verdict}: {reason}".format(**failed))
     if status.state in WHY:
         options = [status.catalog, "--campaign", status.campaign, "--store", store]
         again = f"`{shlex.join(['coldpress', 'optimize', *options])}` (or `coldpress submit`)"

@@ -52,6 +52,7 @@ class Fleet:
 
     Attributes:
         blind: whether some node does not see the files of the catalog.
+        patience_s: how long a class may be without a node during the campaign.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Fleet:
     ) -> None:
         self.cluster = cluster
         self.wait_s = wait_s if cluster.joined else None
+        self.patience_s = GONE_S if self.wait_s is None else self.wait_s
         self._show = show
         self._before = before or {}
         self._shared = shared
@@ -84,11 +86,6 @@ class Fleet:
     def classes(self) -> tuple[str, ...]:
         """Every class that a node serves."""
         return classes_of(self.nodes)
-
-    @property
-    def patience_s(self) -> float:
-        """How long a class may be without a node during the campaign, in seconds."""
-        return GONE_S if self.wait_s is None else self.wait_s
 
     def facts(self) -> FleetFacts:
         """Return, for each class, its toolchain, the largest memory of an item, whether it is the

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 
 from freezer.codec import frozen
 from pipeline.failures import attempts_left, decide, final_sentence
-from pipeline.planning import Demand, Item, corrected, learned
+from pipeline.planning import Demand, Item, learned
 from pipeline.records import SKIPPED, BuildResult, Failure, Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
 from pipeline.worker import JudgeResult
@@ -69,8 +69,10 @@ class ItemState:
 
     def demand_of(self, recipe: str | None) -> Demand:
         """Return the memory that the next attempt of a build or judge needs."""
-        memory_bytes = self.attempts_of(recipe).memory_bytes
-        return self.estimate if memory_bytes is None else corrected(self.estimate, memory_bytes)
+        estimate, least = self.estimate, self.attempts_of(recipe).memory_bytes
+        if least is None:
+            return estimate
+        return replace(estimate, asked=max(least, estimate.asked), firm=True)
 
     def with_files(self, demand: Demand) -> ItemState:
         """Return the state with the demand of a model whose files are here, if it is larger."""

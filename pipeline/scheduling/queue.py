@@ -137,10 +137,6 @@ class Slot:
         if takes_gpu(task.device_class):
             self.gpu_tasks += change
 
-    def has_gpu_for(self, name: str) -> bool:
-        """Whether the GPUs allow another task of a class."""
-        return not takes_gpu(name) or self.gpu_tasks < self.node.num_gpus
-
 
 def takes_gpu(name: str) -> bool:
     """Whether tasks of a device class need a GPU."""
@@ -198,7 +194,9 @@ class Queue:
             return window, num_serving, name != slot.last_class
 
         classes = [name for name in slot.node.classes if self._lines[name]]
-        for name in sorted(filter(slot.has_gpu_for, classes), key=urgency):
+        if slot.gpu_tasks >= slot.node.num_gpus:
+            classes = [name for name in classes if not takes_gpu(name)]
+        for name in sorted(classes, key=urgency):
             for task in islice(self._lines[name], LOOK_AHEAD):
                 if fits(task, slot.node, nodes):
                     self._lines[name].remove(task)

@@ -40,14 +40,6 @@ def campaign_description(outcomes: Sequence[Outcome]) -> str:
     return f"**{len(outcomes)} outcomes: {counts or 'none'}**\n\n{' · '.join(facts)}{load}"
 
 
-def model_description(outcome: Outcome) -> str:
-    """Describe the registered model of an outcome."""
-    return (
-        f"Frozen by Coldpress from {outcome.source}. Each alias is a device class, and points to"
-        " the artifact that serves it."
-    )
-
-
 def version_description(outcome: Outcome, store: str) -> str:
     """Describe a registered version: how to load it.
 

@@ -28,7 +28,7 @@ from freezer.codec import encode, frozen
 from freezer.files import scratch_folder
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
-from pipeline.tracking.campaign_summary import model_description, version_description
+from pipeline.tracking.campaign_summary import version_description
 from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
 from pipeline.tracking.model_files import DATA, write_model_files
 from pipeline.tracking.run_records import (
@@ -220,7 +220,10 @@ class Registration:
     def _create_model(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        about = model_description(self.outcome)
+        about = (
+            f"Frozen by Coldpress from {self.outcome.source}. Each alias is a device class, and"
+            " points to the artifact that serves it."
+        )
         try:
             self._client.create_registered_model(self._name, {KIND: FROZEN}, about)
         except MlflowException as error:

@@ -247,20 +247,17 @@ def _newest_usable(client: MlflowClient, registered: RegisteredModel) -> Registr
     latest = max(versions, key=lambda version: int(version.version), default=None)
     if latest is None:
         return None
-    versions = [latest] if _usable(latest) else _versions(client, registered.name)
-    return next((RegistryModel.of(version) for version in versions if _usable(version)), None)
-
-
-def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
-    """Return all versions of a model, the newest first."""
-    return all_pages(
-        lambda token: client.search_model_versions(
-            named(name),
-            max_results=VERSIONS_PAGE,
-            order_by=["version_number DESC"],
-            page_token=token,
+    versions = [latest]
+    if not _usable(latest):
+        versions = all_pages(
+            lambda token: client.search_model_versions(
+                named(registered.name),
+                max_results=VERSIONS_PAGE,
+                order_by=["version_number DESC"],
+                page_token=token,
+            )
         )
-    )
+    return next((RegistryModel.of(version) for version in versions if _usable(version)), None)
 
 
 def _usable(version: ModelVersion) -> bool:

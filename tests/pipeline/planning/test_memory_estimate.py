@@ -8,7 +8,7 @@ from typing import Any
 
 from freezer.freezing.sources import Source
 from freezer.spec import Limits
-from pipeline.planning import BASE_BYTES, Demand, corrected, demand_of
+from pipeline.planning import BASE_BYTES, Demand, demand_of
 from tests.support.campaigns import entry
 
 GB = 1_000_000_000
@@ -45,4 +45,3 @@ def test_limit_replaces_the_estimate(tmp_path: Path) -> None:
     weights = Source(kind="torchscript", location=str(file_of(tmp_path / "model.pt", 3 * GB)))
     limited = demand(tmp_path, weights, limits=Limits(memory_gb=5))
     assert limited == Demand(asked=5 * GB, least=5 * GB)
-    assert corrected(limited, 7 * GB) == Demand(asked=7 * GB, least=5 * GB, firm=True)

@@ -110,7 +110,6 @@ def test_outcomes_are_shown(tmp_path: Path, document: Any) -> None:
     for other in (replace(PUBLISHED, **place), replace(PUBLISHED, judge_key="k", **place)):
         [encode(change) for change in compare([other], [made]) + compare([made], [other])]
     campaign_summary.campaign_description([made])
-    campaign_summary.model_description(made)
     campaign_summary.version_description(made, "./store")
     run_records(made, "c")
     free_tags(made)
