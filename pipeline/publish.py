@@ -116,7 +116,7 @@ class Publisher:
         self._bring_judged(gathered)
         first, outcomes = gathered[0][0], [outcome for _, outcome in gathered]
         artifacts = []
-        carried = []
+        carried: list[Descriptor] = []
         decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
         for outcome in outcomes:
             if outcome.verdict == "kept-previous":

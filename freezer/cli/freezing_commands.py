@@ -289,7 +289,7 @@ def _limits(options: Sequence[str]) -> Limits:
 
 def _named(options: Sequence[str]) -> Json:
     """Parse options of the form NAME=VALUE, of which numbers become such."""
-    named = {}
+    named: Json = {}
     for text in options:
         name, _, value = text.partition("=")
         named[name] = value

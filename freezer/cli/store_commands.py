@@ -28,7 +28,7 @@ from freezer.cli.arguments import (
     transfer_bar,
 )
 from freezer.codec import encode
-from freezer.errors import FAILED, IncompatibleError, UsageError
+from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
@@ -49,7 +49,7 @@ def list_models(
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
-    problems = []
+    problems: list[ColdpressError] = []
     if model is None:
         listed, problems = newest_versions(opened)
     else:

@@ -162,7 +162,7 @@ class _Rounds:
 
     def add(self) -> None:
         """Run rounds that are long enough to be checked for disturbance together."""
-        together = []
+        together: list[dict[str, _Block]] = []
         began = time.monotonic()
         self._meter.begin()
         while not together or time.monotonic() - began < TELLING_S:
@@ -245,7 +245,7 @@ class _Rounds:
 
 def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Round]:
     """The times of rounds by one clock."""
-    times = []
+    times: list[Round] = []
     for blocks in rounds:
         times.append({name: getattr(block, clock) for name, block in blocks.items()})
     return times

@@ -200,7 +200,7 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
 
 
 def _read_limits(given: Json) -> Limits:
-    limits = {}
+    limits: Json = {}
     for name, value in given.items():
         problem = limit_problem(name, value)
         if problem is not None:

@@ -146,7 +146,7 @@ def _check_node(node: yaml.Node, path: Path, depth: int) -> None:
 
 def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
     """Reject duplicate fields, of which YAML would keep the last."""
-    places = {}
+    places: dict[str, str] = {}
     for key, _ in node.value:
         name = str(key.value)
         place = _place(key, path)

@@ -220,7 +220,7 @@ def _read_records(
     """
     entries = []
     problems = []
-    places = {}
+    places: dict[str, str] = {}
     for number, record in enumerate(records, start=1):
         name = record.value.get("name") if isinstance(record.value, dict) else None
         label = f"#{number}" if name is None else str(name)

@@ -63,7 +63,7 @@ class CampaignRecord:
     @property
     def parameters(self) -> dict[str, str]:
         """What the campaign was made with, by name, for people."""
-        tools = {}
+        tools: dict[str, set[str]] = {}
         for facts in self.facts.values():
             for name, version in facts.toolchain.items():
                 if version:

@@ -204,7 +204,7 @@ class Ledger:
 
     def rows(self, kind: RowKind) -> list[LedgerRow]:
         """Return the newest row of each key and model, the oldest first."""
-        rows = []
+        rows: list[LedgerRow] = []
         for (of_kind, _), by_model in self._of_keys.items():
             if of_kind == kind:
                 rows += by_model.values()

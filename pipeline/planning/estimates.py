@@ -165,7 +165,7 @@ class EarlierSpeeds:
 
     @cached_property
     def _known(self) -> _Known:
-        known = {}
+        known: _Known = {}
         for row in self._ledger.rows("outcome"):
             outcome = Outcome.from_row(row.data)
             _take_in(outcome, known)

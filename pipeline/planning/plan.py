@@ -221,7 +221,7 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
 
     `portable` is always the last one, since it serves where the others do not.
     """
-    names = {}
+    names: dict[str, None] = {}
     for name in wanted:
         names |= dict.fromkeys(auto if name == "auto" else [name])
     names.pop(PORTABLE, None)

@@ -195,7 +195,7 @@ class Summary:
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
-    best = {}
+    best: dict[str, Outcome] = {}
     timed = [one for one in outcomes if one.device_class != PORTABLE and one.clock != "disturbed"]
     for one in sorted(
         timed,
@@ -231,7 +231,7 @@ def verdict_name(outcome: Outcome) -> str:
 
 def alike(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
     """Group the outcomes of a model that have the same verdict and reason."""
-    groups = {}
+    groups: dict[tuple[str, str, str | None], list[Outcome]] = {}
     for one in outcomes:
         groups.setdefault((one.model, one.verdict, one.coded_reason), []).append(one)
     return list(groups.values())

@@ -199,8 +199,8 @@ def past_outcomes(past: Sequence[Reached]) -> dict[str, list[PastOutcome]]:
     Args:
         past: outcomes of one model, the oldest first.
     """
-    history = {}
-    before = {}
+    history: dict[str, list[PastOutcome]] = {}
+    before: dict[str, Outcome] = {}
     for reached in past:
         outcome = reached.outcome
         name, row, speed = outcome.device_class, Row.of(outcome), served_speed(outcome)

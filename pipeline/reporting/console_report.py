@@ -196,7 +196,7 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
 
 def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
     """Yield the warnings of captures of published outcomes, each once for a model."""
-    found = {}
+    found: dict[tuple[str, str], None] = {}
     for outcome in outcomes:
         if outcome.verdict == "published":
             found |= dict.fromkeys((outcome.model, warning) for warning in outcome.warnings)

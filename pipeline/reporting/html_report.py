@@ -40,7 +40,7 @@ def report_page(store: Store, campaign: str) -> bytes:
     history = History(store)
     record = history.record(campaign)
     outcomes = history.outcomes(campaign, record)
-    by_model = {}
+    by_model: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_model.setdefault(outcome.model, []).append(outcome)
     models = [details(history, name, of_model) for name, of_model in by_model.items()]

@@ -210,7 +210,7 @@ class Queue:
         state = task.progress.state
         line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
-        alike = []
+        alike: list[Task] = []
         for build in islice(line, 2 * LOOK_AHEAD):
             is_alike = build.progress is task.progress and fits(build, slot.node, nodes)
             if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:

@@ -217,7 +217,7 @@ class _Example:
                 f"the signature's input {name!r} has shape {given}, but the input example has"
                 f" {list(array.shape)}"
             )
-        shape = []
+        shape: list[int | str] = []
         for axis, size in enumerate(given):
             if size != -1:
                 shape.append(int(size))

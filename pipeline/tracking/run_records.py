@@ -17,6 +17,7 @@ from typing import Literal
 from freezer.artifact import (
     FREEZING,
     UNMEASURED,
+    PointFigures,
     figures_text,
     freezing_markdown,
 )
@@ -187,7 +188,7 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
 
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     measured = candidate.figures
-    metrics = {}
+    metrics: dict[str, float | None] = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
         for name, value in encode(figures).items():
             metrics[f"{section}/{name}"] = value
@@ -217,7 +218,7 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
 
 def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     """What a lower precision costs, as measured and as bounded."""
-    metrics = {}
+    metrics: dict[str, float | None] = {}
     if candidate.accuracy is not None:
         for name, value in candidate.accuracy.measured.items():
             metrics[f"accuracy/{name}"] = value
@@ -237,14 +238,14 @@ def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     """Return metrics for each timed thread count and point, like `latency_ms/threads 1 batch
     8/p50`; none if there is only one.
     """
-    serves = {}
+    serves: dict[str, PointFigures] = {}
     for point in candidate.points:
         sizes = [f"{name} {size}" for name, size in point.point.items()]
         place = " ".join([f"threads {point.num_threads}", *sizes])
         serves.setdefault(place, point)  # the first of several payloads serves
     if len(serves) < 2:
         return {}
-    metrics = {}
+    metrics: dict[str, float | None] = {}
     for place, point in serves.items():
         for name in ("eager_p50", "p50", "p90", "p99"):
             metrics[f"latency_ms/{place}/{name}"] = getattr(point, name)

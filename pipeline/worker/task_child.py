@@ -216,7 +216,7 @@ def _answers(entries: Sequence[Entry]) -> list[Answer]:
     """In the child: the answer for each entry."""
     from freezer.freezing.models import inferred_inputs
 
-    answers = []
+    answers: list[Answer] = []
     for entry in entries:
         try:
             samples = Path(entry.samples) if entry.samples else None

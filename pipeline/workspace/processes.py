@@ -53,7 +53,7 @@ def die_with(parent: int) -> None:
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started or adopted, including zombies."""
-    pids = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ def kill_descendants() -> dict[int, int]:
     This process adopts the children of killed processes, and killed processes fork no more: each
     round finds fewer, until no child is left.
     """
-    ended = {}
+    ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     wait_s = 0.002
     while time.monotonic() < deadline:

@@ -56,7 +56,7 @@ def copied(model: nn.Module) -> nn.Module:
     (torch.nn.utils.weight_norm), and sparse tensors in a compressed layout. Scripted functions are
     shared. Buffers that overlap in memory overlap in the copy too.
     """
-    memo = {}
+    memo: dict[int, object] = {}
     # with gradients, the parameters of a copied ScriptModule are not leaves, and .double() warns
     with torch.no_grad():
         for value in pytree.tree_leaves([vars(module) for module in _plain_modules(model)]):

@@ -104,8 +104,8 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     inputs = program.graph.find_nodes(op="placeholder")
     values = {node.name: node.meta.get("val") for node in inputs}
-    known = {}
-    axes = {}
+    known: dict[str, Dim] = {}
+    axes: dict[str, dict[int, Dim]] = {}
     leaves, _ = pytree.tree_flatten_with_path(given)
     user_inputs = program.graph_signature.user_inputs
     for (keys, example), name in zip(leaves, user_inputs, strict=False):

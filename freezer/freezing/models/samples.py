@@ -60,7 +60,7 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         example_inputs = [example_inputs]
     named = isinstance(example_inputs, Mapping)
     values = dict(example_inputs if named else enumerate(example_inputs))
-    example = {}
+    example: dict[str, Tensor] = {}
     items = []
     for key, value in values.items():
         path = str(key) if named else f"input_{key}"
@@ -80,7 +80,7 @@ def _used_dims(dims: Dims, example: NamedTensors) -> tuple[Dim, ...]:
         if path not in example:
             expected = expected_names(path, example)
             raise SpecError(f"dims: unknown tensor input {path!r}; {expected}")
-    used = {}
+    used: dict[str, Dim] = {}
     for path in example:
         for dim in dims.get(path, {}).values():
             if used.setdefault(dim.name, dim) != dim:

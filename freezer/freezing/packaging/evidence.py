@@ -248,7 +248,7 @@ def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
     precision, whose error on another machine is about the same.
     """
     assert winner.drift is not None, "a winner has passed the drift gate"
-    errors = {}
+    errors: dict[str, float] = {}
     for row in winner.drift.rows:
         error = row.native_rmse
         if winner.accuracy is not None and row.rmse is not None:
@@ -286,7 +286,7 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     sizes = [tensors_bytes(inputs.tensors.values()) for inputs in subject.sets]
     chosen = []
     points = []
-    served = set()
+    served: set[str] = set()
     total = 0
     for index in sorted(range(len(sizes)), key=sizes.__getitem__):
         point = subject.sets[index].point

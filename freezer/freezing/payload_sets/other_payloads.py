@@ -106,7 +106,7 @@ def _passing_gate(session: Session, candidate: Candidate) -> tuple[list[DriftRow
     """The drift at the counts at which the candidate passes the drift gate, and the payloads to
     drop for the others.
     """
-    rows = []
+    rows: list[DriftRow] = []
     dropped = []
     for count in session.target.further_threads:
         payloads = tuple(payload for payload in candidate.payloads if payload.num_threads == count)
@@ -123,7 +123,7 @@ def _passing_gate(session: Session, candidate: Candidate) -> tuple[list[DriftRow
 def _too_large(session: Session, candidate: Candidate) -> list[Dropped]:
     """The payloads of the last counts, so that the rest is within `size_mb_max`."""
     most_mb = session.limits.size_mb_max
-    dropped = []
+    dropped: list[Dropped] = []
     for count in reversed(session.target.further_threads):
         size_mb = candidate.without(dropped).size_bytes / 1e6
         if most_mb is not None and size_mb > most_mb:
