@@ -124,7 +124,7 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             tracker=tracker,
             display=display,
         )
-        held.callback(remove_abandoned, str(work.store.root))
+        held.callback(remove_abandoned, work.store.root)
         return campaign.run(planned[1], continued, started)
 
 

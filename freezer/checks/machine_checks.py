@@ -254,48 +254,25 @@ def _remedy(uri: str, error: Exception) -> str:
     return f"ls -ld {place}   # mount it, or let the first campaign make it"
 
 
-CHECKS: Mapping[str, Check] = {
-    "device classes": check_classes,
-    "temporary folder": check_temporary,
-}
-"""Checks without torch, by what they check."""
-
 GROUP = "coldpress.checks"
 """Entry points of further checks. The wheel names them too, but contains no code for them."""
 
 
 def run_checks(request: CheckRequest) -> Iterator[Finding]:
     """Run all checks."""
-    findings = list(_run({"torch": check_torch}, request))
-    yield from findings
-    further, missing = _further()
-    yield from _run(CHECKS, request)
-    if findings[0].level == "ok":
-        yield from _run({"compiler": check_compiler, "GPU": check_gpus}, request)
-    yield from missing
-    yield from _run({**further, "store": check_store}, request)
-
-
-def _run(
-    checks: Mapping[str, Check],
-    request: CheckRequest,
-) -> Iterator[Finding]:
-    for check in checks.values():
-        yield from check(request)
-
-
-def _further() -> tuple[dict[str, Check], list[Finding]]:
-    """The checks of a checkout by name, and findings on those that cannot be imported."""
-    checks = {}
-    missing = []
-    for entry in sorted(
-        entry_points(group=GROUP),
-        key=lambda entry: entry.name,
-        reverse=True,
-    ):
+    of_torch = list(check_torch(request))
+    yield from of_torch
+    yield from check_classes(request)
+    yield from check_temporary(request)
+    if of_torch[0].level == "ok":
+        yield from check_compiler(request)
+        yield from check_gpus(request)
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
         try:
-            checks[entry.name] = entry.load()
+            check: Check = entry.load()
         except ImportError as error:
             text = f"not installed, and only campaigns need it: {first_line(error)}"
-            missing.append(Finding(entry.name, text))
-    return checks, missing
+            yield Finding(entry.name, text)
+        else:
+            yield from check(request)
+    yield from check_store(request)

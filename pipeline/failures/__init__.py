@@ -9,6 +9,7 @@ from pipeline.failures.classification import (
     GPU_MEMORY,
     NODE_MEMORY,
     classify,
+    coded_failure,
 )
 from pipeline.failures.policy import (
     LIFT,
@@ -31,6 +32,7 @@ __all__ = [
     "TIMEOUT_STARTS",
     "attempts_left",
     "classify",
+    "coded_failure",
     "decide",
     "final_sentence",
     "is_kept",

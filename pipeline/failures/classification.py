@@ -82,6 +82,11 @@ The last one: no process, thread or open file is left on the machine.
 """
 
 
+def coded_failure(kind: str, message: str) -> Failure:
+    """Return the failure of a kind that no exception represents."""
+    return Failure(kind=kind, code=CODES[kind], message=message)
+
+
 def classify(error: BaseException) -> Failure:
     """Return the failure that an exception causes."""
     message = _message(error)

@@ -81,7 +81,10 @@ class PortableChecks:
         problem, differs = (done.failure, False) if done.failure else done.value
         host = check.outcome.host
         if differs:
-            check.outcome = _rejected(check.outcome, f"on {machine}: {problem}")
+            reason = f"on {machine}: {problem}"
+            check.outcome = replace(
+                check.outcome, verdict="rejected", reason=reason, recipe=None, figures=UNMEASURED
+            )
         elif problem:
             text = f"{check.item.label()}: not checked on {machine}: {problem}"
             self._show(Event(kind="note", text=text))
@@ -89,14 +92,3 @@ class PortableChecks:
             others = (*host.get("others", ()), machine)
             check.outcome = replace(check.outcome, host={**host, "others": others})
         return [] if check.machines else [(check.item, check.outcome)]
-
-
-def _rejected(outcome: Outcome, reason: str) -> Outcome:
-    """The outcome of an artifact that drifts on another architecture."""
-    return replace(
-        outcome,
-        verdict="rejected",
-        reason=reason,
-        recipe=None,
-        figures=UNMEASURED,
-    )

@@ -118,7 +118,7 @@ class Fleet:
         """
         wanted = set(requested) - {"auto", AUTO_PRECISE}
         precise = AUTO_PRECISE in requested
-        with staging_folder(str(self._shared.store)) as self._checks.mark:
+        with staging_folder(self._shared.store) as self._checks.mark:
             nodes = self._waited_for(wanted)
             wanted.add(PORTABLE)
             if precise or "auto" in requested:

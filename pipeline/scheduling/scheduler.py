@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from pipeline.cluster import Ask, Done, Node
-from pipeline.failures import CODES
+from pipeline.failures import coded_failure
 from pipeline.planning import BASE_BYTES
 from pipeline.records import Failure
 from pipeline.scheduling.fleet import Fleet
@@ -151,7 +151,7 @@ class Scheduler:
                 continue
             problem = _lacks_memory(task, serving)
             if problem is not None:
-                failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
+                failed[task] = coded_failure("memory", problem)
         self._without_node = without_node
         for queue in self._queues:
             queue.remove(failed)

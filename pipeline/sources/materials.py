@@ -201,8 +201,8 @@ class Materials:
         folder = self._folder / "mlflow" / f"{slug(name)}-{version}-{run}".rstrip("-")
         if not folder.is_dir():
             uri = source.location
-            model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=uri)
-            with staging_folder(str(self._store)) as staging:
+            model = RegistryModel(name=name, version=version, run_id=None, model_uri=uri)
+            with staging_folder(self._store) as staging:
                 made = download(self._tracking_uri, model, staging)
                 made.chmod(0o755)
                 move_whole(made, folder)

@@ -197,7 +197,7 @@ def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
     tree = folder / hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
     if tree.is_dir():
         return tree
-    with staging_folder(str(folder.parents[1])) as made:
+    with staging_folder(folder.parents[1]) as made:
         for name, digest in digests.items():
             dest = _within(made, Path(name))
             make_folder(dest.parent)

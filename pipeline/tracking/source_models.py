@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,14 +46,12 @@ class RegistryModel:
         name: name in the registry, any text without `/` and `:`.
         version: number, as text.
         run_id: run that made it, or None.
-        tags: tags of the version.
         model_uri: `models:/NAME/VERSION`.
     """
 
     name: str
     version: str
     run_id: str | None
-    tags: Mapping[str, str]
     model_uri: str
 
     @classmethod
@@ -64,7 +61,6 @@ class RegistryModel:
             name=str(version.name),
             version=str(version.version),
             run_id=version.run_id or None,
-            tags=dict(version.tags),
             model_uri=f"{MODELS}{version.name}/{version.version}",
         )
 

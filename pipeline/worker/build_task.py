@@ -74,7 +74,7 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
     Another recipe may suffer from those before it. It has no result, and is built again in a new
     child, unless its time was up.
     """
-    with staging_folder(str(place.root)) as staging:
+    with staging_folder(place.root) as staging:
         end = in_child(_build_child, request, staging)
         results = list[BuildResult]()
         log_start = 0

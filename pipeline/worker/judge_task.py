@@ -86,7 +86,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
     entry, beside = request.entry, request.beside
-    with staging_folder(str(place.root)) as staging:
+    with staging_folder(place.root) as staging:
         # A store in a folder holds the candidates itself; those of a bucket are brought here.
         work = staging if place.remote is not None else place.root / WORK
         builds = {**request.builds, **(beside.builds if beside else {})}

@@ -106,7 +106,7 @@ def check_portable(store: str, name: str, limits: Limits) -> tuple[str, bool]:
         What was wrong, empty if nothing, and whether an output differs.
     """
     place = workplace(store)
-    with staging_folder(str(place.root)) as staging:
+    with staging_folder(place.root) as staging:
         folder = place.folder("judged", name) if place.remote is None else staging / "judged"
         place.bring("judged", name, folder)
         end = run_isolated(

@@ -30,10 +30,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
 
-from freezer.errors import ColdpressError, InfrastructureError
+from freezer.errors import InfrastructureError
 from freezer.files import make_folder
 from freezer.freezing.diagnostics import NOT_WRITTEN, ROOM
-from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY
+from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY, coded_failure
 from pipeline.records import Failure
 from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
@@ -104,7 +104,7 @@ def run_isolated(
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
-        failed = _starved(how, 0) if starved else _stopped("crash", how)
+        failed = _starved(how, 0) if starved else coded_failure("crash", how)
         return End(failure=replace(failed, log_tail=log_tail(log)))
     parts, end = received(report.result)
     failure = _failure_in(report, end, bounds, starved=starved)
@@ -121,7 +121,7 @@ def run_isolated(
 def _with_log(failure: Failure, log: Path) -> Failure:
     if failure.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
         message = f"torch could not write a file, and {failure.message}; {ROOM}"
-        failure = _stopped("disk", message)
+        failure = coded_failure("disk", message)
     return replace(failure, log_tail=log_tail(log))
 
 
@@ -254,7 +254,7 @@ def _failure_in(
         limit_s = bounds.timeout_s
         message = STOPPED[report.stopped].format(timeout_s=limit_s)
         tried_s = limit_s if report.stopped == "timeout" else None
-        return replace(_stopped(report.stopped, message), tried_s=tried_s)
+        return replace(coded_failure(report.stopped, message), tried_s=tried_s)
     if end is None:
         code = None if report.status is None else os.waitstatus_to_exitcode(report.status)
         if code == -signal.SIGKILL and starved:
@@ -263,7 +263,7 @@ def _failure_in(
         if code is not None and code < 0:
             how = f"died of {signal.Signals(-code).name}"
         message = f"the process {how} without a result; the end of its log may say why"
-        return _stopped("crash", message)
+        return coded_failure("crash", message)
     if end.failure is not None and end.failure.kind == "memory":
         return _without_memory(end.failure, bounds)
     return end.failure
@@ -303,14 +303,6 @@ def _starved(how: str, peak_bytes: int) -> Failure:
         code=NODE_MEMORY,
         message=message,
         tried_bytes=peak_bytes,
-    )
-
-
-def _stopped(kind: str, message: str) -> Failure:
-    return Failure(
-        kind=kind,
-        code=CODES.get(kind, ColdpressError.code),
-        message=message,
     )
 
 

@@ -28,7 +28,7 @@ from typing import Literal, NoReturn
 from freezer.codec import frozen
 from freezer.files import make_folder, retried
 from freezer.freezing.in_hand import PAUSES, SIZE, TIME
-from pipeline.failures import CODES, classify
+from pipeline.failures import classify, coded_failure
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
 from pipeline.workspace import (
@@ -163,13 +163,7 @@ def supervise(worker: Connection) -> None:
         kill_descendants()
         kind = "disk" if classify(error).kind == "disk" else "infrastructure"
         message = f"its supervisor failed ({error}); check this node's disk and processes"
-        report = SupervisorReport(
-            error=Failure(
-                kind=kind,
-                code=CODES[kind],
-                message=message,
-            )
-        )
+        report = SupervisorReport(error=coded_failure(kind, message))
     worker.send(report)
 
 

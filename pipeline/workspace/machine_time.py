@@ -131,12 +131,12 @@ ABANDONED_S = 8 * 86_400.0
 
 
 @contextlib.contextmanager
-def staging_folder(store: str) -> Iterator[Path]:
+def staging_folder(store: Path) -> Iterator[Path]:
     """Yield a new folder in the store and remove it afterwards.
 
     Remove those of killed workers of this machine first.
     """
-    root = Path(store) / WORK / "staging"
+    root = store / WORK / "staging"
     make_folder(root)
     remove_abandoned(store)
     folder = own_path(root.parent, os.urandom(4).hex())
@@ -173,13 +173,13 @@ def remove_tree(folder: Path) -> None:
             )
 
 
-def remove_abandoned(store: str) -> None:
+def remove_abandoned(store: Path) -> None:
     """Remove the staging folders of killed workers and drivers.
 
     Only owners of this boot of this machine or container can be checked. Folders of others, such as
     former pods, are removed at the age of ABANDONED_S.
     """
-    for folder in (Path(store) / WORK / "staging").glob("*~*"):
+    for folder in (store / WORK / "staging").glob("*~*"):
         with contextlib.suppress(OSError):  # another process may remove it meanwhile
             alive = _owner_lives(folder.name)
             if alive is False or (

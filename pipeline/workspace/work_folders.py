@@ -167,7 +167,7 @@ class Workplace:
         record = self._marker(kind, key)
         if record is None:
             return False
-        with staging_folder(str(self.root)) as partial:
+        with staging_folder(self.root) as partial:
             for name, marked in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)

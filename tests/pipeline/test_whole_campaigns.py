@@ -148,7 +148,7 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
         files = [path for path in store.root.rglob("*") if path.is_file()]
         return {str(path): path.read_bytes() for path in files if path.suffix != ".json"}
 
-    with staging_folder(str(store.root)) as mine:
+    with staging_folder(store.root) as mine:
         killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", "~999999999~"))
         killed.mkdir()
         with Ledger(store, "catalog") as ledger:  # this process is the driver

@@ -158,7 +158,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         setattr(module, "in_child", child_of(artifacts))  # noqa: B010
     display = LineDisplay(Console(file=io.StringIO()))
     with Ledger(store, CAMPAIGN) as ledger:
-        remove_abandoned(str(store.root))
+        remove_abandoned(store.root)
         digests = FileDigests(store.root / ".coldpress" / "digests.json")
         entries = [entry(name, folder, tags={"team": "a"}) for name in MODELS]
         started = 1_700_000_000.0

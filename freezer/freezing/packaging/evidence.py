@@ -60,8 +60,8 @@ _DRIFT = {
 }
 """Columns of the drift table, likewise."""
 
-_Table = dict[str, list[object]]
-"""A list for each column."""
+_Rows = list[dict[str, object]]
+"""Cells by column."""
 
 
 def write_tables(judgement: Judgement, folder: Path) -> None:
@@ -77,22 +77,22 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        for name, _, columns in tables:
+        for name, types, rows in tables:
+            columns = {column: list(map(itemgetter(column), rows)) for column in types}
             (folder / f"{name}.json").write_text(json.dumps(finite(columns)))
         return
-    for name, types, columns in tables:
-        table = pa.table(columns, schema=pa.schema(types))
+    for name, types, rows in tables:
+        table = pa.Table.from_pylist(rows, schema=pa.schema(types))
         pq.write_table(table, folder / f"{name}.parquet")
 
 
-def _drift(judgement: Judgement) -> _Table:
+def _drift(judgement: Judgement) -> _Rows:
     drifts = [trial.drift for trial in judgement.trials if trial.drift]
-    rows = [asdict(row) for drift in drifts for row in drift.rows]
-    return {name: list(map(itemgetter(name), rows)) for name in _DRIFT}
+    return [asdict(row) for drift in drifts for row in drift.rows]
 
 
-def _latency(judgement: Judgement) -> _Table:
-    table: _Table = {name: [] for name in _LATENCY}
+def _latency(judgement: Judgement) -> _Rows:
+    rows: _Rows = []
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
         for entrant, rounds in cell.sampling.samples_ms.items():
@@ -104,11 +104,9 @@ def _latency(judgement: Judgement) -> _Table:
                     "entrant": entrant,
                     "round": round_index,
                 }
-                for name, value in same.items():
-                    table[name] += [value] * len(block)
-                table["call"] += range(len(block))
-                table["latency_ms"] += block
-    return table
+                for call, latency_ms in enumerate(block):
+                    rows.append({**same, "call": call, "latency_ms": latency_ms})
+    return rows
 
 
 def write_texts(candidate: Path, folder: Path) -> None:

@@ -26,7 +26,7 @@ def staged(store: Path) -> list[str]:
 
 def test_folders_of_killed_workers_are_removed(tmp_path: Path) -> None:
     dead = output("sh", "-c", "echo $$").strip()
-    with staging_folder(str(tmp_path)) as mine:
+    with staging_folder(tmp_path) as mine:
         (mine / "kept").touch()
         host, boot, namespace, pid, _ = mine.name.split("~")
         assert (host, boot, pid) == (platform.node(), boot_id(), str(os.getpid()))
@@ -39,7 +39,7 @@ def test_folders_of_killed_workers_are_removed(tmp_path: Path) -> None:
         container.mkdir()
         elsewhere = mine.with_name(f"another-{host}~{boot}~{namespace}~{dead}~x")
         elsewhere.mkdir()
-        with staging_folder(str(tmp_path)) as next_one:
+        with staging_folder(tmp_path) as next_one:
             assert staged(tmp_path) == sorted(
                 path.name for path in (mine, next_one, container, elsewhere)
             )
@@ -54,7 +54,7 @@ def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None
     """
     dead = output("sh", "-c", "echo $$").strip()
     long_ago = time.time() - ABANDONED_S - 3600
-    with staging_folder(str(tmp_path)) as mine:
+    with staging_folder(tmp_path) as mine:
         namespace = mine.name.split("~")[2]
     running, abandoned = (
         mine.with_name(f"{platform.node()}~{boot}{namespace}~{dead}~{name}") for name in "ab"
@@ -64,7 +64,7 @@ def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None
         folder.mkdir()
     for folder in (abandoned, pod):
         os.utime(folder, (long_ago, long_ago))
-    remove_abandoned(str(tmp_path))
+    remove_abandoned(tmp_path)
     assert staged(tmp_path) == [running.name]
 
 
@@ -80,9 +80,9 @@ def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
 
 
 def test_folder_of_a_zombie_is_removed(tmp_path: Path) -> None:
-    with staging_folder(str(tmp_path)) as mine, subprocess.Popen(["true"]) as zombie:
+    with staging_folder(tmp_path) as mine, subprocess.Popen(["true"]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         (mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{zombie.pid}~"))).mkdir()
         assert len(staged(tmp_path)) == 2
-        remove_abandoned(str(tmp_path))
+        remove_abandoned(tmp_path)
         assert staged(tmp_path) == [mine.name]
