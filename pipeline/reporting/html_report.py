@@ -15,12 +15,12 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from freezer.artifact import ERROR_RATIO, PointFigures, describe_freezing
+from freezer.artifact import ERROR_RATIO, describe_freezing
 from freezer.codec import Json, encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
-from pipeline.records import CandidateReport, Outcome, iso, outcome_table, summarize
+from pipeline.records import Outcome, iso, outcome_table, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
 
 MAX_UNPUBLISHED = 20
@@ -153,46 +153,24 @@ def _past(past: PastOutcome) -> Json:
     return {**encode(past), "time": iso(past.time)}
 
 
+_LEFT_OUT = ("reports", "build_key")
+"""Fields of a candidate that the page does not show."""
+
+
 def _detail(outcome: Outcome) -> Json:
-    return {
-        "source": outcome.source,
-        "num_threads": outcome.num_threads,
-        "objective": outcome.objective,
-        "clock": outcome.clock,
-        "cpu": outcome.host.get("cpu"),
-        "torch": outcome.host.get("torch"),
-        "artifact": outcome.artifact,
-        "log_tail": outcome.log_tail[-MAX_LOG_CHARS:],
-        "deciles_ms": outcome.deciles_ms,
-        "candidates": [_candidate(report) for report in outcome.candidates],
-    }
-
-
-def _candidate(report: CandidateReport) -> Json:
-    measured = report.figures
-    built = report.capture and report.lowering
-    return {
-        "recipe": report.recipe,
-        "problem": report.problem,
-        "how": f"{report.capture} → {report.lowering}" if built else "",
-        "speedup": measured.speedup,
-        "ci": measured.speedup_ci,
-        "latency_ms": encode(measured.latency_ms),
-        "drift": encode(measured.drift),
-        "size_mb": report.size_bytes / 1e6,
-        "build_s": report.build_s,
-        "points": [_point(point) for point in report.points],
-        "explanation": report.explanation and report.explanation.text(),
-        "plot": report.explanation and report.explanation.svg(),
-        "outputs": [encode(output) for output in report.outputs],
-        "freezing": list(
-            describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
-        ),
-    }
-
-
-def _point(point: PointFigures) -> Json:
-    return {"verdict": None, **encode(point), "place": point.place, "ci": point.speedup_ci}
+    """Return an outcome as the ledger has it, with the descriptions of its candidates."""
+    detail = outcome.to_json()
+    detail["log_tail"] = outcome.log_tail[-MAX_LOG_CHARS:]
+    for shown, report in zip(detail["candidates"], outcome.candidates, strict=True):
+        if report.explanation:
+            shown |= {"explanation": report.explanation.text(), "plot": report.explanation.svg()}
+        freezing = describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
+        shown["freezing"] = list(freezing)
+        for point, figures in zip(shown["points"], report.points, strict=True):
+            point["place"] = figures.place
+        for name in _LEFT_OUT:
+            del shown[name]
+    return detail
 
 
 def _rung(machine: str, published: Iterable[str]) -> str | None:

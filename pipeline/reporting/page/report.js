@@ -227,9 +227,9 @@ function copyable(text) {
 
 function facts(row, detail) {
   const version = row.version ? `version ${row.version}` : "";
-  return [`${detail.num_threads} thread${detail.num_threads === 1 ? "" : "s"}`, detail.cpu, detail.torch ? `torch ${detail.torch}` : "", `source ${detail.source}`,
+  return [`${detail.num_threads} thread${detail.num_threads === 1 ? "" : "s"}`, detail.host.cpu, detail.host.torch ? `torch ${detail.host.torch}` : "", `source ${detail.source}`,
     version, detail.artifact, row.cached ? "unchanged since an earlier campaign" : `built in ${duration(row.build_s)}, judged in ${duration(row.judge_s)}`,
-    detail.objective === "p50" ? "" : `objective ${detail.objective}`, detail.clock === "wall" ? "" : `clock: ${detail.clock}`].filter(Boolean).join(" · ");
+    detail.objective ? `objective ${detail.objective}` : "", detail.clock ? `clock: ${detail.clock}` : ""].filter(Boolean).join(" · ");
 }
 
 function resultOf(candidate, row) {
@@ -243,21 +243,21 @@ function contest(row, detail) {
     ["recipe", "result", "#speedup", "#95% interval", "#p50 ms", "#error ratio", "#size", "#built in"],
     detail.candidates.map((one) => ({
       won: one.recipe === row.recipe && row.verdict === "published",
-      cells: [one.recipe, one.problem ?? resultOf(one, row), times(one.speedup, markOf(detail.clock)), one.ci ? range(markOf(detail.clock), ...one.ci) : "",
-        short(one.latency_ms.p50), short(one.drift.error_ratio), megabytes(one.size_mb || null), duration(one.build_s)],
+      cells: [one.recipe, one.problem ?? resultOf(one, row), times(one.speedup, markOf(detail.clock)), one.speedup_ci ? range(markOf(detail.clock), ...one.speedup_ci) : "",
+        short(one.latency_ms?.p50), short(one.drift?.error_ratio), megabytes(one.size_bytes / 1e6 || null), duration(one.build_s)],
     })), "Candidates")];
-  const spread = Object.entries(detail.deciles_ms);
+  const spread = Object.entries(detail.deciles_ms ?? {});
   if (spread.length) parts.push(element("h4", {}, "Latencies"), boxes(spread));
   for (const one of detail.candidates) {
     const open = one.recipe === row.recipe && row.failed;
     const inner = [];
     if (one.points.length > 1) inner.push(table(["threads and sizes", "payload", "#eager ms", "#p50 ms", "#p90", "#p99", "#speedup", "#95% interval", "verdict"],
-      one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup, markOf(at.clock)), at.ci ? range(markOf(at.clock), ...at.ci) : "", at.verdict] })), "Threads and sizes"));
-    if (one.outputs.length) inner.push(table(["output", "input set", "#error ratio", "#max abs error", "#SQNR dB", "problem"],
+      one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup, markOf(at.clock)), at.speedup_ci ? range(markOf(at.clock), ...at.speedup_ci) : "", at.verdict] })), "Threads and sizes"));
+    if (one.outputs) inner.push(table(["output", "input set", "#error ratio", "#max abs error", "#SQNR dB", "problem"],
       one.outputs.map((at) => ({ cells: [at.output, `${at.set_index} (${at.kind})`, short(at.error_ratio), short(at.max_abs_err), short(at.sqnr_db), at.problem] })), "Drift"));
     if (one.explanation) inner.push(element("pre", {}, one.explanation), drawn(one.plot));
     if (one.freezing.length) inner.push(element("dl", {}, ...one.freezing.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
-    if (inner.length) parts.push(element("details", open ? { open: "" } : {}, element("summary", {}, `${one.recipe}${one.how ? ` (${one.how})` : ""}: drift, sizes and what freezing did`), ...inner));
+    if (inner.length) parts.push(element("details", open ? { open: "" } : {}, element("summary", {}, `${one.recipe}${one.capture && one.lowering ? ` (${one.capture} → ${one.lowering})` : ""}: drift, sizes and what freezing did`), ...inner));
   }
   return parts;
 }
