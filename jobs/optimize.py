@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from freezer.cli import NoiseOption, StoreOption, answer_signals, exiting, say, say_error
 from freezer.errors import (
@@ -46,7 +47,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 TrustOption = Annotated[
     bool,
-    typer.Option("--trust", help="With `mlflow:`, load pickled models, which executes their code."),
+    Option("--trust", help="With `mlflow:`, load pickled models, which executes their code."),
 ]
 
 
@@ -63,7 +64,7 @@ def main(
     context: typer.Context,
     catalog: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A catalog: .yaml, .json or .jsonl; or `mlflow:` or `mlflow:@ALIAS` for a whole"
             " registry."
         ),
@@ -72,45 +73,45 @@ def main(
     tracking_uri: TrackingOption = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or a local Ray."),
+        Option(help="Address of a Ray cluster. Default: RAY_ADDRESS, or a local Ray."),
     ] = None,
     campaign: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Name; the same name continues the same campaign. Default: the catalog's name."
         ),
     ] = None,
     device_class: Annotated[
         list[str] | None,
-        typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable."),
+        Option(help="Freeze for this class instead of the entries' classes. Repeatable."),
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable."),
+        Option(help="Use this recipe instead of the entries' recipes. Repeatable."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")
+        list[str] | None, Option(help="Only entries whose names match this glob. Repeatable.")
     ] = None,
     filter_: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--filter",
             help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\".",
         ),
     ] = None,
     trust: TrustOption = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print what would be done and why, and exit.")
+        bool, Option("--explain", help="Print what would be done and why, and exit.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")
+        bool, Option("--check", help="Only check the entries of the catalog, and exit.")
     ] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")
+        bool, Option("--keep-going", help="Run the valid entries if others are invalid.")
     ] = False,
     wait_for_nodes: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--wait-for-nodes",
             help="Wait for nodes of classes without nodes, at most"
             f" {WAIT_S:g} s, and request them from an autoscaler.",
@@ -118,33 +119,33 @@ def main(
     ] = False,
     lift_quarantine: Annotated[
         bool,
-        typer.Option("--lift-quarantine", help="Retry what crashed or hung in earlier campaigns."),
+        Option("--lift-quarantine", help="Retry what crashed or hung in earlier campaigns."),
     ] = False,
     accept_noise: NoiseOption = False,
     allow_regression: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--allow-regression",
             help="Publish what is slower, or drifts more, than the artifact that serves now.",
         ),
     ] = False,
     mlflow_artifacts: MlflowArtifactsOption = "copy",
-    json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
+    json: Annotated[Path | None, Option(help="Write the outcomes to this file.")] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105."
         ),
     ] = None,
     watch: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="With `mlflow:`, repeat every so many seconds, for new versions.",
             min=1,
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print a line for each recipe and step.")
+        bool, Option("--verbose", help="Print a line for each recipe and step.")
     ] = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""

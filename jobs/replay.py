@@ -9,6 +9,7 @@ import sys
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from freezer.cli import StoreOption, exiting, say
 from freezer.errors import INFRASTRUCTURE, OK, UsageError
@@ -18,7 +19,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 TrackingOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
         help="URI of MLflow. Default: sqlite:///mlflow.db.",
@@ -26,16 +27,16 @@ TrackingOption = Annotated[
 ]
 MlflowArtifactsOption = Annotated[
     Literal["copy", "reference"],
-    typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
+    Option(help="Whether MLflow stores whole artifacts, or references to the store."),
 ]
 
 
 @app.command()
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted; run the same command to continue")
 def main(
-    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
+    campaign: Annotated[str | None, Argument(help="Name of the campaign.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
+        bool, Option("--all", help="Replay every campaign of the store, oldest first.")
     ] = False,
     store: StoreOption = "./store",
     tracking_uri: TrackingOption = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
 from freezer.cli import JsonOption, StoreOption, exiting, say, say_json
 from freezer.codec import encode
@@ -36,13 +37,11 @@ _COLUMNS = (
 @report_app.command()
 @exiting(refused=INFRASTRUCTURE)
 def report(
-    campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
+    campaign: Annotated[str, Argument(help="Name of the campaign.")],
     store: StoreOption = "./store",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="File to write. Default: report-CAMPAIGN.html; let git ignore report-*.html."
-        ),
+        Option(help="File to write. Default: report-CAMPAIGN.html; let git ignore report-*.html."),
     ] = None,
 ) -> None:
     """Write the report of a campaign: one HTML file that needs no network."""
@@ -62,8 +61,8 @@ def report(
 @compare_app.command()
 @exiting(refused=INFRASTRUCTURE)
 def compare_campaigns(
-    before: Annotated[str, typer.Argument(help="Name of the earlier campaign.")],
-    after: Annotated[str, typer.Argument(help="Name of the later campaign.")],
+    before: Annotated[str, Argument(help="Name of the earlier campaign.")],
+    after: Annotated[str, Argument(help="Name of the later campaign.")],
     store: StoreOption = "./store",
     as_json: JsonOption = False,
 ) -> None:
@@ -101,7 +100,7 @@ def _print_changes(changes: Sequence[OutcomeChange]) -> None:
 @history_app.command()
 @exiting(refused=INFRASTRUCTURE)
 def history(
-    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    model: Annotated[str, Argument(help="Name of the model.")],
     store: StoreOption = "./store",
     as_json: JsonOption = False,
 ) -> None:

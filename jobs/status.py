@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json
 from freezer.errors import INFRASTRUCTURE, UsageError
@@ -18,7 +19,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     campaign: Annotated[
         str | None,
-        typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
+        Argument(help="Name of the campaign. Default: list all campaigns of the store."),
     ] = None,
     store: StoreOption = "./store",
     as_json: JsonOption = False,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from freezer.cli import exiting, say
 from freezer.errors import INFRASTRUCTURE, INTERRUPTED, InfrastructureError, UsageError
@@ -37,21 +38,21 @@ def main(
     context: typer.Context,
     address: Annotated[
         str,
-        typer.Option(envvar=ADDRESSES, help="Dashboard of the head: http://HEAD:8265."),
+        Option(envvar=ADDRESSES, help="Dashboard of the head: http://HEAD:8265."),
     ],
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, but do not follow.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Submit, but do not follow.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")
+        bool, Option("--dry-run", help="List the files to upload, and submit nothing.")
     ] = False,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
+        Option(help="A further file or folder below the current one to upload. Repeatable."),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
+        Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
     ] = None,
-    python: Annotated[str, typer.Option(help="Python interpreter on the head.")] = "python",
+    python: Annotated[str, Option(help="Python interpreter on the head.")] = "python",
 ) -> None:
     """Run a campaign as a job of a Ray cluster.
 

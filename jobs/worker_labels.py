@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Option
 
 from freezer.cli import exiting
 from freezer.codec import frozen
@@ -61,14 +62,14 @@ class Worker:
 def main(
     device_class_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--device-class",
             help="Serve only this class. Repeatable. Default: all classes of the machine.",
         ),
     ] = None,
     environment: Annotated[
         bool,
-        typer.Option("--environment", help="Print the environment variables to start Ray with."),
+        Option("--environment", help="Print the environment variables to start Ray with."),
     ] = False,
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""

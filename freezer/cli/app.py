@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from freezer.cli.arguments import exiting, say
 from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
@@ -73,7 +74,7 @@ def _print_version(wanted: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             callback=_print_version,
             is_eager=True,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from typer import Argument, Option
 
 from freezer.codec import finite
 from freezer.errors import FAILED, INTERRUPTED, ColdpressError
@@ -54,7 +54,7 @@ def note(line: str) -> None:
     say(line, "dim", on=error_console)
 
 
-@contextlib.contextmanager
+@contextmanager
 def transfer_bar() -> Iterator[None]:
     """Show the transfers of the block on stderr, if that is a terminal."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -94,7 +94,7 @@ def table(*headers: str) -> Table:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def exiting(*, refused: int = FAILED, interrupted: str | None = None) -> Iterator[None]:
     """Print an error of the block, and exit with its code; also a decorator of commands.
 
@@ -128,7 +128,7 @@ def answer_signals(promise: str) -> None:
         if answered:
             os._exit(INTERRUPTED)
         answered = True
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(2, f"\nstopping; {promise}; again to force\n".encode())
         raise KeyboardInterrupt
 
@@ -137,44 +137,44 @@ def answer_signals(promise: str) -> None:
             signal.signal(number, answer)
 
 
-ModelArgument = Annotated[str, typer.Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST.")]
-MaybeModelArgument = Annotated[str | None, typer.Argument(help="Default: all models.")]
+ModelArgument = Annotated[str, Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST.")]
+MaybeModelArgument = Annotated[str | None, Argument(help="Default: all models.")]
 ReferenceArgument = Annotated[
     str,
-    typer.Argument(help="An artifact folder, or MODEL[:VERSION or @DIGEST]."),
+    Argument(help="An artifact folder, or MODEL[:VERSION or @DIGEST]."),
 ]
 NoiseOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--accept-noise",
         help="On busy machines, publish what is faster even by disturbed measurements.",
     ),
 ]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="URI of the store: a folder, s3://, gs:// or oci://.")
+    str, Option("--store", help="URI of the store: a folder, s3://, gs:// or oci://.")
 ]
 FolderOrStoreOption = Annotated[
-    str | None, typer.Option("--store", help="URI of the store. Default: ./store.")
+    str | None, Option("--store", help="URI of the store. Default: ./store.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 ClassOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--device-class",
         help="A device class, or auto for the best one of this machine.",
     ),
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads for calls. Default: torch's setting.")
+    int | None, Option("--threads", help="Threads for calls. Default: torch's setting.")
 ]
 KeysOption = Annotated[
     list[Path] | None,
-    typer.Option("--key", help="Public key (PEM) of an accepted signature. Repeatable."),
+    Option("--key", help="Public key (PEM) of an accepted signature. Repeatable."),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda or cuda:N. Default: the artifact's device."),
+    Option("--device", help="cpu, cuda or cuda:N. Default: the artifact's device."),
 ]
 MinVersionOption = Annotated[
-    int, typer.Option("--min-version", help="Refuse an older version that the store offers.")
+    int, Option("--min-version", help="Refuse an older version that the store offers.")
 ]

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
+from typer import Option
 
 from freezer.artifact import ERROR_RATIO, Artifact, describe, folder_of, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
@@ -58,10 +58,10 @@ def verify(
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     speed: Annotated[
-        bool, typer.Option("--speed", help="Also compare its speed with the portable artifact's.")
+        bool, Option("--speed", help="Also compare its speed with the portable artifact's.")
     ] = False,
     samples: Annotated[
-        Path | None, typer.Option(help="Samples of a lower precision: judge its budget again here.")
+        Path | None, Option(help="Samples of a lower precision: judge its budget again here.")
     ] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
@@ -110,10 +110,8 @@ def inspect(
     reference: ReferenceArgument,
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
-    code: Annotated[
-        bool, typer.Option("--code", help="Print the code of the frozen model.")
-    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the manifest.")] = False,
+    code: Annotated[bool, Option("--code", help="Print the code of the frozen model.")] = False,
 ) -> None:
     """Print an artifact's manifest and what freezing did, or the code of its model."""
     with scratch_folder() as scratch:
@@ -142,11 +140,9 @@ def inspect(
 
 def run(
     reference: ReferenceArgument,
-    input_: Annotated[
-        Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")
-    ],
+    input_: Annotated[Path, Option("--input", help="Tensors by input name: .safetensors or .npz.")],
     output: Annotated[
-        Path | None, typer.Option(help="File to write, .safetensors. Default: only print.")
+        Path | None, Option(help="File to write, .safetensors. Default: only print.")
     ] = None,
     store: FolderOrStoreOption = None,
     device_class_: ClassOption = "auto",
@@ -235,13 +231,13 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def doctor(
     store: Annotated[
-        str | None, typer.Option("--store", help="Also check this store: a path or URI.")
+        str | None, Option("--store", help="Also check this store: a path or URI.")
     ] = None,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="Also check this MLflow server or database.")
+        str | None, Option(help="Also check this MLflow server or database.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Also check this Ray cluster. Default: RAY_ADDRESS.")
+        str | None, Option(help="Also check this Ray cluster. Default: RAY_ADDRESS.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

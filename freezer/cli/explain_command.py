@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from freezer.artifact import GOLDEN_INPUTS, Artifact, folder_of
 from freezer.cli.arguments import StoreOption, say
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def explain(
     model: Annotated[
-        str, typer.Argument(help="A SOURCE as of freeze, an artifact folder, or MODEL[:VERSION].")
+        str, Argument(help="A SOURCE as of freeze, an artifact folder, or MODEL[:VERSION].")
     ],
     recipe: RecipeOption = None,
     inputs: InputsOption = None,
@@ -42,7 +42,7 @@ def explain(
     trust: TrustOption = False,
     store: StoreOption = "./store",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write plots and files that reproduce the error.")
+        Path | None, Option(help="Folder to write plots and files that reproduce the error.")
     ] = None,
 ) -> None:
     """Explain at which stage and operator the drift of a recipe enters, with the first input set.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from freezer.artifact import with_accuracy
 from freezer.cli.arguments import (
@@ -45,56 +45,56 @@ CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
 
 InputsOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help='JSON, as in a catalog: \'{"x": {"shape": ["batch", 8]}}\', or a samples file. Not'
         " needed for exported programs."
     ),
 ]
-DimsOption = Annotated[str, typer.Option(help='Bounds of named dims: \'{"batch": {"max": 16}}\'.')]
-ArgsOption = Annotated[str, typer.Option(help="Arguments of the source: '{\"hidden\": 256}'.")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")]
+DimsOption = Annotated[str, Option(help='Bounds of named dims: \'{"batch": {"max": 16}}\'.')]
+ArgsOption = Annotated[str, Option(help="Arguments of the source: '{\"hidden\": 256}'.")]
+TrustOption = Annotated[bool, Option("--trust", help="Allow pickles, which run code.")]
 RecipeOption = Annotated[
-    list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")
+    list[str] | None, Option(help="Recipe to try, or all. Repeatable. Default: auto.")
 ]
 
 
 def freeze(
     source: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write.")] = None,
     inputs: InputsOption = None,
     dims: DimsOption = "{}",
-    name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
+    name: Annotated[str, Option(help="Name of the model in the manifest.")] = "model",
     args: ArgsOption = "{}",
     method: Annotated[
-        str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
+        str | None, Option(help="Method to freeze, of a file with several. Default: forward.")
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
+    sha256: Annotated[str | None, Option(help="Expected SHA-256 of the file.")] = None,
     trust: TrustOption = False,
     device_class_: ClassOption = "auto",
     threads: Annotated[
         list[int] | None,
-        typer.Option(
+        Option(
             help="Thread count to freeze for; the first decides. Repeatable. Default: torch's, and"
             " the powers of two below."
         ),
     ] = None,
     point: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable."),
+        Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable."),
     ] = None,
     recipe: RecipeOption = None,
     objective: Annotated[
         Objective,
-        typer.Option(help="What the artifact should be best in; docs/reference/contract.md."),
+        Option(help="What the artifact should be best in; docs/reference/contract.md."),
     ] = "p50",
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Limit that the artifact must meet: size_mb_max=100. Repeatable."
             " docs/reference/catalog.md lists them.",
             metavar="NAME=VALUE",
@@ -102,30 +102,30 @@ def freeze(
     ] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Lower precision to try: bf16, int8; on GPUs bf16, fp16, tf32. Repeatable. Needs"
             " --accuracy."
         ),
     ] = None,
     accuracy: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Budget of a lower precision: samples=FILE, top1_agreement_min=0.99. Repeatable."
             " docs/guides/lower-precision.md.",
             metavar="NAME=VALUE",
         ),
     ] = None,
     preserve: Annotated[
-        list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
+        list[str] | None, Option(help="Attribute or method to keep: sub.version. Repeatable.")
     ] = None,
-    reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
+    reset: Annotated[str | None, Option(help="Method that resets the model's state.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
+        str | None, Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
     ] = None,
     accept_noise: NoiseOption = False,
     resume: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Repeat the timing of an earlier freeze whose verdict was unstable: its --out. Its"
             " other options are used again.",
             metavar="OUT",

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from freezer.artifact import MANIFEST, size_text, torch_folder
 from freezer.cli.arguments import (
@@ -98,7 +98,7 @@ def _print_versions(listed: Iterable[ListedVersion]) -> None:
 
 def pull(
     model: ModelArgument,
-    dest: Annotated[Path, typer.Option(help="New or empty folder to write.")],
+    dest: Annotated[Path, Option(help="New or empty folder to write.")],
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
     min_version: MinVersionOption = 0,
@@ -128,15 +128,15 @@ def pull(
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="URI of the store to copy from.")],
-    dest: Annotated[str, typer.Argument(help="URI of the store to copy to.")],
+    source: Annotated[str, Argument(help="URI of the store to copy from.")],
+    dest: Annotated[str, Argument(help="URI of the store to copy to.")],
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST. Default: all versions."),
+        Argument(help="MODEL, MODEL:VERSION or MODEL@DIGEST. Default: all versions."),
     ] = None,
     as_: Annotated[
         Form,
-        typer.Option("--as", help="`image` writes images that containers can mount."),
+        Option("--as", help="`image` writes images that containers can mount."),
     ] = "artifacts",
 ) -> None:
     """Copy versions with their signatures to another store, byte for byte. `latest` of DEST follows
@@ -167,7 +167,7 @@ def pick(version: Version, wanted: str) -> str:
 
 def sign(
     model: ModelArgument,
-    key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
+    key: Annotated[Path, Option(help="Private EC key on P-256 (PEM, without a password).")],
     store: StoreOption = "./store",
 ) -> None:
     """Verify and sign the published artifacts of all classes; pulled folders contain the signatures
@@ -185,7 +185,7 @@ def rollback(
     store: StoreOption = "./store",
     undo: Annotated[
         bool,
-        typer.Option("--undo", help="Make `latest` exactly what it was before the last rollback."),
+        Option("--undo", help="Make `latest` exactly what it was before the last rollback."),
     ] = False,
 ) -> None:
     """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""

@@ -10,11 +10,11 @@ disturbed call has up to 400 times as much as computation.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -179,16 +179,16 @@ class GpuMeter(CpuMeter):
             return False
 
 
-@contextlib.contextmanager
+@contextmanager
 def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]:
     """The meter of a device; a GPU is the current one within the block."""
     if device.type != "cuda":
         yield CpuMeter(policy)
         return
     count_others = None
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         stack.enter_context(current(device))
-        with contextlib.suppress(NvmlError):
+        with suppress(NvmlError):
             stack.enter_context(opened())
             uuid = torch.cuda.get_device_properties(device).uuid
             count_others = partial(num_other_processes, f"GPU-{uuid}")

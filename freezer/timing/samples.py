@@ -4,11 +4,11 @@ over eager with its confidence interval.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Sampling:
 
     def pooled(self, name: str) -> list[float]:
         """All kept samples of an entrant, in milliseconds."""
-        return list(itertools.chain.from_iterable(self.samples_ms[name]))
+        return list(chain.from_iterable(self.samples_ms[name]))
 
     def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
         """Percentiles of an entrant in milliseconds; None with too few samples."""
@@ -216,7 +216,7 @@ def _p95_interval(
 def _p95(blocks: Blocks, picks: Tensor) -> Tensor:
     """The 95th percentile of the calls of each row's blocks, where all blocks weigh the same."""
     sizes = torch.tensor([len(block) for block in blocks])
-    pooled = list(itertools.chain.from_iterable(blocks))
+    pooled = list(chain.from_iterable(blocks))
     calls, order = torch.tensor(pooled, dtype=torch.float64).sort()
     block_of = torch.arange(len(blocks)).repeat_interleave(sizes)[order]
     ranks = []

@@ -17,7 +17,6 @@ clock ticks are checked for disturbance together, every TELLING_S.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import random
@@ -25,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, cycle, islice
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
@@ -121,7 +121,7 @@ class _Rounds:
         self._policy = policy
         self._resets = resets
         self._meter = meter
-        self._calls = {name: itertools.cycle(calls) for name, calls in entrants.items()}
+        self._calls = {name: cycle(calls) for name, calls in entrants.items()}
         self._order = list(entrants)
         self._shuffle = random.Random(policy.seed)
         timed = set(entrants)
@@ -133,7 +133,7 @@ class _Rounds:
         """Make the calls in which an entrant compiles or allocates."""
         if name in self._resets:
             self._resets[name]()
-        for call in itertools.islice(itertools.cycle(calls), FIRST_CALLS):
+        for call in islice(cycle(calls), FIRST_CALLS):
             call()
 
     def warm_up(self, name: str) -> None:
@@ -275,7 +275,7 @@ def _steady(rounds: Sequence[Round]) -> bool:
         means = []
         for end in ends:
             blocks = [blocks[name] for blocks in rounds[end - window : end]]
-            means.append(statistics.fmean(itertools.chain.from_iterable(blocks)))
+            means.append(statistics.fmean(chain.from_iterable(blocks)))
         overall = statistics.fmean(means)
         if any(abs(mean - overall) > 0.1 * overall for mean in means):
             return False

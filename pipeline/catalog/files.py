@@ -7,9 +7,9 @@ Deep nesting and duplicate fields are rejected.
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
@@ -139,7 +139,7 @@ def _check_node(node: yaml.Node, path: Path, depth: int) -> None:
     children = node.value if isinstance(node, yaml.CollectionNode) else ()
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicates(node, path)
-        children = itertools.chain.from_iterable(node.value)
+        children = chain.from_iterable(node.value)
     for child in children:
         _check_node(child, path, depth + 1)
 

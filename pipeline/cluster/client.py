@@ -8,7 +8,6 @@ the reason, so the token is checked before.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ray
@@ -42,7 +42,7 @@ def check_token(address: str) -> None:
         InfrastructureError: the head rejects the token of this process, or demands one.
     """
     # Ray's internal API; errors other than this one are left to ray.init.
-    with contextlib.suppress(ImportError, AttributeError, RuntimeError):
+    with suppress(ImportError, AttributeError, RuntimeError):
         from ray._private.authentication.authentication_token_setup import (
             ensure_token_if_auth_enabled,
         )
@@ -75,7 +75,7 @@ LEAVE_S = 10.0
 """Time limit of disconnecting from a cluster whose head is silent."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def connect(address: str | None) -> Iterator[Cluster]:
     """Connect to the cluster at `address`, or start a local Ray that ends with the block.
 
@@ -212,7 +212,7 @@ def _check_raylet(address: str) -> None:
         InfrastructureError: none does.
     """
     # Ray before 2.60 has no such function, and its own error arrives after a minute.
-    with contextlib.suppress(ImportError, AttributeError):
+    with suppress(ImportError, AttributeError):
         from ray._private.services import find_node_ids
 
         if not find_node_ids():

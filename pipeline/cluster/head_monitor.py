@@ -8,7 +8,6 @@ Ray, the thread ends it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from freezer.errors import FAILED, INFRASTRUCTURE, InfrastructureError
@@ -47,7 +47,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 def end_driver(error: InfrastructureError) -> NoReturn:
     """Exit the process without cleanup; finished work is in the ledger."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         sys.stdout.flush()
         print(
             error.coded,
@@ -107,7 +107,7 @@ class Head:
         if self._silent_s() > SILENCE_S + ORDER_S:
             self._end(self._lost())
 
-    @contextlib.contextmanager
+    @contextmanager
     def watched(self) -> Iterator[None]:
         """Check the head in a thread."""
         ended = threading.Event()
@@ -183,7 +183,7 @@ def _end_after(drive: Callable[[], object], parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             sys.stdout.flush()
         code = code or 0
         os._exit(code if isinstance(code, int) and code != FAILED else REPORTED)

@@ -5,7 +5,6 @@ A campaign of a store has one job at a time: a second submission attaches to the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import logging
@@ -13,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ class Jobs:
                 return job
             time.sleep(POLL_S)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _errors(self) -> Iterator[None]:
         """Convert errors of the cluster to InfrastructureError."""
         try:

@@ -7,10 +7,10 @@ worker gets its class's instruction-set limits as environment variables before t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -141,7 +141,7 @@ class Cluster:
         new tasks.
         """
         errors = (ImportError, AttributeError, RuntimeError, OSError, ray.exceptions.RayError)
-        with contextlib.suppress(*errors):
+        with suppress(*errors):
             from ray._private import state  # internal to Ray
 
             return frozenset(state.state.get_draining_nodes())
@@ -254,7 +254,7 @@ class Cluster:
             ray.cancel(handle, force=False)
         _, alive = ray.wait(list(handles), num_returns=len(handles), timeout=grace_s)
         for handle in alive:
-            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            with suppress(ValueError, ray.exceptions.RayError):
                 ray.cancel(handle, force=True)
 
 

@@ -16,7 +16,6 @@ compared. A new holder writes its own token. A driver looks for its token before
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import getpass
 import json
@@ -27,6 +26,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -78,7 +78,7 @@ def check_campaign(name: str) -> None:
         )
 
 
-@contextlib.contextmanager
+@contextmanager
 def campaign_lock(
     folder: Path,
     campaign: str,
@@ -200,7 +200,7 @@ class Lease:
         """Stop the heartbeats, and remove the lease if this process still holds it."""
         self._ended.set()
         self._thread.join(2 * POLL_S + sum(WAITS_S))  # longer only if the disk fails
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if self._is_ours():
                 retried(self._path.unlink)
 
@@ -249,7 +249,7 @@ class Lease:
         A full disk does not stop them.
         """
         while not self._ended.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if not self._is_ours():
                     return
                 beat = self._holder.beat + 1

@@ -10,11 +10,11 @@ needed. So a large ledger takes little memory, and others may compact its files 
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -174,7 +174,7 @@ def write_part(
 
 def drop_parts(parts: Iterable[Part], remote: RemoteFiles | None) -> None:
     """Remove parts whose rows are in another part. Those of a part that remains occur twice."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for part in parts:
             remove(part.path)
             if remote is not None:
@@ -264,7 +264,7 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
         there = {name for name in remote.names(LEDGER) if name.endswith((SUFFIX, OLD_SUFFIX))}
         for name in sorted(there - here):
             # If its writer has merged it meanwhile, the next call finds its rows.
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 content = remote.read(f"{LEDGER}/{name}", PART_BYTES)
                 write_whole(folder / name, content, synced=False)
         for name in here - there:

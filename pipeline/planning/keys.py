@@ -6,11 +6,11 @@ The parts of a key are recorded, so that `--explain` can name those that differ.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -88,7 +88,7 @@ class FileDigests:
 
     def save(self) -> None:
         """Write the cache atomically. Failure is ignored: the digests are then computed again."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # Later tasks remove it if the driver is killed here.
             partial = own_path(self._cache.parent, self._cache.name)
             make_folder(partial.parent)

@@ -13,10 +13,10 @@ process that imports Ray and torch.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -238,7 +238,7 @@ class Queue:
     def remove(self, tasks: Collection[Task]) -> None:
         """Remove tasks, if they wait here."""
         for task in tasks:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 self._lines[task.device_class].remove(task)
 
 

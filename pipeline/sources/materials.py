@@ -12,8 +12,8 @@ STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of registry model
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,13 +116,13 @@ class Materials:
             self._ready[key] = made
         return _of_class(self._ready[key], entry)
 
-    def _not_while_measured(self, entry: Entry) -> contextlib.AbstractContextManager[None]:
+    def _not_while_measured(self, entry: Entry) -> AbstractContextManager[None]:
         """If a file is downloaded or shipped, wait for a judge that measures on this machine."""
         source = entry.source
         is_remote = source.kind == "mlflow" or (
             source.kind in FILE_KINDS and is_url(source.location)
         )
-        return computing() if self._shipping or is_remote else contextlib.nullcontext()
+        return computing() if self._shipping or is_remote else nullcontext()
 
     def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.
@@ -265,7 +265,7 @@ def _of_class(made: Entry, entry: Entry) -> Entry:
     return replace(made, limits=entry.limits, objective=entry.objective, precision=entry.precision)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _error_of(what: str) -> Iterator[None]:
     """Turn an error of a file into a failure of its entry, instead of the campaign."""
     try:

@@ -8,12 +8,12 @@ its neighbours and the files beside `__file__`.
 from __future__ import annotations
 
 import ast
-import contextlib
 import glob
 import hashlib
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,7 +239,7 @@ def named_files(catalog: Path) -> set[Path]:
             kind, _, location = str(function).partition(":")
             if kind == "python":
                 # The campaign reports it as a failure of the entry.
-                with contextlib.suppress(OSError, SyntaxError, ValueError):
+                with suppress(OSError, SyntaxError, ValueError):
                     found |= module_closure(location.partition(":")[0], search_path)
             elif kind == "transformers":
                 found.update(_existing(folder, glob.escape(location)))

@@ -11,7 +11,6 @@ tie the process to the life of its driver.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -21,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Self
@@ -94,7 +94,7 @@ class TrackerProcess:
         self._calls: queue.Queue[_Call | None] = queue.Queue(maxsize=AHEAD)
         self._status, self._num_given = _Status(), 0
         self._hurries = self._stops = False
-        self._temporary = contextlib.ExitStack()
+        self._temporary = ExitStack()
         self._thread = threading.Thread(
             target=self._send_calls,
             name="tracker",
@@ -106,7 +106,7 @@ class TrackerProcess:
         environment = dict(os.environ)
         # A folder of its own, which is removed even if the process or the driver is killed. On a
         # full disk there is none, and what the process writes reports it.
-        with contextlib.suppress(OSError, UsageError):
+        with suppress(OSError, UsageError):
             environment["TMPDIR"] = self._temporary.enter_context(scratch_folder())
         ours, theirs = socket.socketpair()
         with theirs:
@@ -197,7 +197,7 @@ class TrackerProcess:
     def _put(self, call: _Call | None) -> None:
         """Queue a call; drop it if the thread has ended."""
         while self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
+            with suppress(queue.Full):
                 self._calls.put(call, timeout=1)
                 break
 
@@ -240,7 +240,7 @@ def serve(handle: int, parent: int) -> None:
     pipe: _Pipe = Connection(handle)
     tracking_uri, campaign, store, mode = pipe.recv()
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
-    with contextlib.suppress(ModuleNotFoundError):  # the first call reports it
+    with suppress(ModuleNotFoundError):  # the first call reports it
         preload()
     while True:
         try:

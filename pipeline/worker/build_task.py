@@ -6,12 +6,12 @@ A candidate is moved to its name atomically, so a repeated task finds it whole o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,7 +115,7 @@ def _keep_part_of_log(
 ) -> str:
     """Store a part of a child's output as the log of a build, and return its last lines."""
     part = staging / "part.log"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         part.write_bytes((staging / LOG).read_bytes()[start:end])
     tail = log_tail(part)
     place.keep_log(part, key)
@@ -200,7 +200,7 @@ def _build_candidate(
 
 def _printed_bytes() -> int:
     """In a child: return the size of its output until now."""
-    with contextlib.suppress(OSError, ValueError):  # the user's code may have closed it
+    with suppress(OSError, ValueError):  # the user's code may have closed it
         sys.stdout.flush()
         return os.fstat(1).st_size
     return 0

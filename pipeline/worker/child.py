@@ -5,7 +5,6 @@ It leaves nothing behind, and writes its result to a file of the supervisor.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import io
 import os
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -160,7 +160,7 @@ def _messages(payload: bytes) -> Iterator[_Part | End]:
             value = None
         yield End(value=value)
     except BaseException as error:  # any exception of the user's code is this item's failure
-        with contextlib.suppress(Exception):  # the user's code may have closed or replaced stderr
+        with suppress(Exception):  # the user's code may have closed or replaced stderr
             traceback.print_exc()
         yield End(failure=classify(error))
 
@@ -169,7 +169,7 @@ def received(data: bytes) -> tuple[tuple[Any, ...], End | None]:
     """Return the parts that a child sent, and its End; None if it died before."""
     parts = list[Any]()
     file = io.BytesIO(data)
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it died while it wrote
+    with suppress(EOFError, pickle.UnpicklingError):  # it died while it wrote
         while True:
             message = pickle.load(
                 file

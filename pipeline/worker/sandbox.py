@@ -13,7 +13,6 @@ forkserver that hangs.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -200,7 +200,7 @@ def _fork_supervisor() -> tuple[int, Connection, int]:
     """
     server = _Forkserver.running()
     pid = None
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         supervisor = server.fork()
         pid = _receive(supervisor, START_LIMIT_S)
     if pid is None:
@@ -215,7 +215,7 @@ def _fork_supervisor() -> tuple[int, Connection, int]:
 
 def _receive(supervisor: Connection, limit_s: float | None) -> Any:
     """Return the next message of a supervisor; None if it died or sent nothing in time."""
-    with contextlib.suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):
         if supervisor.poll(limit_s):
             return supervisor.recv()
     return None
@@ -310,7 +310,7 @@ def _oom_kills() -> int:
     """Return how many processes the OOM killer has killed since the boot; 0 if the kernel does not
     count them.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         count = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
         return int(count[1]) if count else 0
     return 0
@@ -326,7 +326,7 @@ def log_tail(log: Path) -> str:
 
 
 def _last_of(log: Path) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as file:
+    with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return file.read().decode(errors="replace")
     return ""

@@ -14,8 +14,8 @@ platform, other weights mean that the source is not reproducible.
 
 from __future__ import annotations
 
-import contextlib
 import json
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +100,7 @@ def _copy_to(tensors: dict[str, Tensor], place: Workplace, name: str) -> None:
     import torch
 
     folder = place.folder("weights", name)
-    with contextlib.suppress(KeyError, RuntimeError, OSError), torch.no_grad():
+    with suppress(KeyError, RuntimeError, OSError), torch.no_grad():
         place.bring("weights", name, folder)
         for path, tensor in torch.load(folder / TENSORS).items():
             tensors[path].copy_(tensor)
@@ -138,7 +138,7 @@ def _record(
     torch.save(tensors, kept / TENSORS)
     place.keep(kept, "weights", _name(key, here))
     write_whole(claim / RECORD, json.dumps(encode(here)).encode())
-    with place.remote.locked(f"weights-{key}") if place.remote else contextlib.nullcontext():
+    with place.remote.locked(f"weights-{key}") if place.remote else nullcontext():
         place.keep(claim, "weights", key)
     return _first(place, key) or here
 

@@ -10,7 +10,6 @@ worker is gone (also by kill -9). It runs none of the item's code.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import mmap
 import os
@@ -20,6 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -136,7 +136,7 @@ def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
         if pid == 0:
             try:
                 requests.close()
-                with contextlib.suppress(OSError, EOFError):  # the worker is gone
+                with suppress(OSError, EOFError):  # the worker is gone
                     supervise(Connection(handles[0]))
             finally:
                 os._exit(0)
@@ -167,7 +167,7 @@ def supervise(worker: Connection) -> None:
     worker.send(report)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """Make the child's folder for temporary files, and yield it by a handle of this process.
 
@@ -226,7 +226,7 @@ class _ChildWatch:
         wall_s = time.monotonic() - started - self._paused_s
         self._share.close()
         if stopped == "timeout":
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
             time.sleep(TRACE_WAIT_S)
         self._take(kill_descendants())

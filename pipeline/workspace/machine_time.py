@@ -9,7 +9,6 @@ Two files are locked with flock, whose locks end with their holder, also by kill
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import platform
@@ -18,6 +17,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class MachineShare:
         self._compute.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def computing() -> Iterator[None]:
     """Hold a share of the machine's time; wait for it while a judge measures."""
     share = MachineShare()
@@ -104,7 +104,7 @@ def is_measured() -> bool:
         share.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def alone() -> Iterator[None]:
     """In the child of a judge: have the machine alone, once everything else has paused.
 
@@ -130,7 +130,7 @@ ABANDONED_S = 8 * 86_400.0
 """Age at which a folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def staging_folder(store: Path) -> Iterator[Path]:
     """Yield a new folder in the store and remove it afterwards.
 
@@ -160,7 +160,7 @@ def remove_tree(folder: Path) -> None:
     """
     for wait_s in (0.0, *WAITS_S):
         time.sleep(wait_s)
-        with contextlib.suppress(RecursionError):
+        with suppress(RecursionError):
             shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
@@ -180,7 +180,7 @@ def remove_abandoned(store: Path) -> None:
     former pods, are removed at the age of ABANDONED_S.
     """
     for folder in (store / WORK / "staging").glob("*~*"):
-        with contextlib.suppress(OSError):  # another process may remove it meanwhile
+        with suppress(OSError):  # another process may remove it meanwhile
             alive = _owner_lives(folder.name)
             if alive is False or (
                 alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S

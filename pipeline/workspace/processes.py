@@ -11,12 +11,12 @@ latency.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -54,9 +54,9 @@ def die_with(parent: int) -> None:
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started or adopted, including zombies."""
     pids: list[int] = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 pids += map(int, (thread / "children").read_text().split())
     return pids
 
@@ -80,7 +80,7 @@ def tree_bytes(child: int, pids: Sequence[int]) -> int:
     """
     sizes = {}
     for pid in pids:
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             sizes[pid] = psutil.Process(pid).memory_info()
     whole = sizes[child].vms if child in sizes else None
     return sum(size.rss for pid, size in sizes.items() if pid == child or size.vms != whole)
@@ -89,7 +89,7 @@ def tree_bytes(child: int, pids: Sequence[int]) -> int:
 def reap() -> dict[int, int]:
     """Reap the children of this process that have ended; return their wait statuses by pid."""
     ended = {}
-    with contextlib.suppress(ChildProcessError):
+    with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -126,7 +126,7 @@ def kill(pids: Collection[int]) -> None:
 def signal_all(pids: Collection[int], number: signal.Signals) -> None:
     """Send a signal to processes. Ignore those that have ended or belong to another user."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -135,7 +135,7 @@ def oom_score(value: int) -> None:
 
     Lowering it may not be allowed.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(value))
 
 
@@ -143,22 +143,22 @@ def be_nice(value: int) -> None:
     """Set the niceness of this process, and of its session where the kernel schedules sessions
     (autogroup), which ignores that of processes in different ones. Lowering it may not be allowed.
     """
-    with contextlib.suppress(PermissionError):
+    with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, value)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(value))
 
 
 def boot_id() -> str:
     """Return the id of this boot of this machine; empty if the kernel has none."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def process_namespace() -> str:
     """Return the kernel's name of the process namespace. Within a boot, it makes a pid unique."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""
 

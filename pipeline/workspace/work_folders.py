@@ -16,12 +16,12 @@ that flips in between would become a final rejection of the model.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import uuid
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -186,14 +186,14 @@ class Workplace:
         here = self.folder(kind, key)
         if here.is_dir():  # atomically, even if this process is killed
             aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 make_folder(aside.parent)
                 move(here, aside)
             for folder in (aside, here):
                 remove_tree(folder)
         if self.remote is None:
             return
-        with contextlib.suppress(OSError, StoreUnreachableError, IntegrityError):
+        with suppress(OSError, StoreUnreachableError, IntegrityError):
             record = self._marker(kind, key)
             if record is not None:
                 self.remote.remove(f"{WORK}/{kind}/{key}.json")
@@ -204,14 +204,14 @@ class Workplace:
         """Move the finished log of a build or judge to where all machines see it. A log that cannot
         be stored is lost.
         """
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if self.remote is None:
                 dest = Path(log_place(str(self.root), key))
                 make_folder(dest.parent)
                 move(log, dest)
             else:
                 self.remote.put(f"{WORK}/logs/{key}.log", log)
-        with contextlib.suppress(OSError):  # it is among the staging folders
+        with suppress(OSError):  # it is among the staging folders
             remove(log)
 
     def _marker(self, kind: _Kind, key: str) -> dict[str, Json] | None:
@@ -243,7 +243,7 @@ class Workplace:
                 f"{self.remote.where(path)} is missing, but its marker names it"
             ) from None
 
-    @contextlib.contextmanager
+    @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Raise StoreUnreachableError for an error of the bucket, except FileNotFoundError."""
         assert self.remote is not None
@@ -303,7 +303,7 @@ ARCHITECTURE = "architecture"
 
 def architecture_of(place: Workplace, key: str) -> str:
     """Return the architecture of a stored candidate; empty if an earlier release built it."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         return (place.read("candidates", key, ARCHITECTURE) or b"").decode()
     return ""
 

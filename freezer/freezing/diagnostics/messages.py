@@ -6,11 +6,11 @@ The full text stays in the cause and in the candidate's evidence.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from freezer.errors import ColdpressError, without_places
@@ -325,7 +325,7 @@ def root_cause(error: Exception) -> Exception:
     return error
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
     """Silence warnings, and what these loggers say below errors; converters report each of their
     passes, and torch warns of itself.

@@ -6,13 +6,13 @@ detect drawing.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
-import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -81,7 +81,7 @@ def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.de
     """The device of a model's first parameter or buffer; without any, of its first input; otherwise
     the CPU.
     """
-    tensors = itertools.chain(model.parameters(), model.buffers(), inputs)
+    tensors = chain(model.parameters(), model.buffers(), inputs)
     return next((tensor.device for tensor in tensors), CPU)
 
 
@@ -225,7 +225,7 @@ def call_source(model: Model, spec: InputSpec, tensors: NamedTensors) -> Any:
         return model(*args, **kwargs)
 
 
-@contextlib.contextmanager
+@contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the generators of torch (on the CPU and on GPUs in use), Python and NumPy, which
     models and compilers draw from.

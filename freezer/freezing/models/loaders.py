@@ -4,10 +4,10 @@ model. And wrappers that call ScriptModules differently.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def with_forward(module: ScriptModule, method: str) -> ScriptModule:
         _delegate(wrapper, "forward", module, method)
         for other in methods:
             if other not in (method, "forward", "model"):
-                with contextlib.suppress(RuntimeError):
+                with suppress(RuntimeError):
                     _delegate(wrapper, other, module, other)
     return wrapper
 
