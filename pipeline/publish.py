@@ -131,7 +131,6 @@ class Publisher:
                 artifacts += [_with_host(each, outcome) for each in read_artifacts(folder)]
         if not artifacts and not carried:
             return None
-        _check_weights(artifacts)
         return self._store.publish(
             first.entry.name,
             source_key=first.source.digest,
@@ -268,22 +267,6 @@ class Publisher:
             return False
         recorded = Outcome.from_row(row.data)
         return replace(recorded, cached=outcome.cached) == outcome
-
-
-def _check_weights(artifacts: Sequence[Artifact]) -> None:
-    """Refuse a version of two models.
-
-    Raises:
-        IntegrityError: the weights of two classes differ.
-    """
-    weights = {each.manifest.provenance.get("weights"): each.manifest for each in artifacts}
-    if len(weights) > 1:
-        first, second, *_ = weights.values()
-        raise IntegrityError(
-            f"{first.model}: {first.device_class} and {second.device_class} were judged with"
-            " different weights; run again, which builds them from one load of the source",
-            code="CP-WEIGHTS-DIFFER",
-        )
 
 
 def _with_host(artifact: Artifact, outcome: Outcome) -> Artifact:

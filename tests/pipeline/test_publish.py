@@ -324,17 +324,3 @@ def test_what_the_store_lost_is_made_again(site: Site, lost: str) -> None:
         publisher.add(item, item.finished or site.outcome(item, "published"))
     assert site.plan().is_finished
     assert blob_of(folder, payload).is_file()
-
-
-def test_a_version_never_holds_two_models(site: Site) -> None:
-    first = site.plan()
-    artifact = site.artifacts[HERE]
-    provenance = {**artifact.manifest.provenance, "weights": "sha256:" + "0" * 64}
-    other = replace(artifact, manifest=replace(artifact.manifest, provenance=provenance))
-    mixed = replace(site, artifacts={**site.artifacts, HERE: other})
-    final = mixed.publish(first, "published", "published")
-    assert [outcome.failure and outcome.failure.code for outcome in final] == [
-        "CP-WEIGHTS-DIFFER"
-    ] * 2
-    assert site.store.models() == []
-    assert [item.why for item in site.plan().items] != ["unchanged", "unchanged"]
