@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from freezer.codec import frozen
 
 NUMERICS = "optimize_numerics"
 """The option of torch.jit.freeze that folds batch norms, and the stage of its effect."""
@@ -27,7 +28,7 @@ MOST = 1e30
 """Stands for an infinite error, which JSON lacks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Error:
     """Error of a tensor in the measure of the drift gate, each figure at most MOST, as where NaN,
     Inf, integers or bools differ.
@@ -47,7 +48,7 @@ NO_ERROR = Error(relative=0.0, ratio=0.0, excess=0.0)
 WRONG = Error(relative=MOST, ratio=MOST, excess=MOST)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class NodeScore:
     """What one operator of the exported program adds to the error of a candidate.
 
@@ -68,7 +69,7 @@ class NodeScore:
     accumulated: Error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class StageScore:
     """Error of the outputs after a stage."""
 
@@ -76,7 +77,7 @@ class StageScore:
     error: Error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Explanation:
     """Where the drift of a candidate enters.
 

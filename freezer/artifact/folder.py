@@ -11,10 +11,10 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
+from freezer.codec import frozen
 from freezer.errors import NotPublishedError
 from freezer.files import (
     artifact_errors,
@@ -42,7 +42,7 @@ MEDIA_TEXT = "text/plain"
 MEDIA_JSON = "application/json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Artifact:
     """An artifact folder and its manifest."""
 

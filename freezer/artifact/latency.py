@@ -7,16 +7,16 @@ Fields with a default are missing in manifests of earlier releases.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
-from freezer.codec import OMIT_DEFAULT, stored_as
+from freezer.codec import OMIT_DEFAULT, frozen, stored_as
 from freezer.spec import MARKS, Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ColdStart:
     """Times and resident memory of a fresh process that opens and calls the artifact; memory in 1e6
     bytes.
@@ -40,7 +40,7 @@ class ColdStart:
         return self.memory_peak_mb - self.memory_before_mb
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class PointFigures:
     """Latency of one payload at one thread count and point, in milliseconds.
 
@@ -101,7 +101,7 @@ def num_items(point: Mapping[str, int]) -> int:
     return point.get("batch", 1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class LatencyRecord:
     """Judged latency at the deciding thread count and point.
 
@@ -150,7 +150,7 @@ ERROR_RATIO = "distance from float64, as a multiple of eager's own; 1 is as exac
 """What an error ratio is, for pages that show one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class MeasuredDrift:
     """Distance of a candidate's outputs from the reference, the worst of all calls; None where it
     was not compared, or no output is floating-point.
@@ -168,7 +168,7 @@ class MeasuredDrift:
     margin: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class MeasuredLatency:
     """Percentiles of a candidate's latency in milliseconds; None where it was not timed, or had
     too few samples.
@@ -186,7 +186,7 @@ class MeasuredLatency:
     p99: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Measured:
     """Speed and drift of one candidate; None where nothing was measured.
 
@@ -208,7 +208,7 @@ MORE_DRIFT = 2.0
 """Growth of the error ratio, or of eager's own 1 if that is larger, that counts as drift."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class SpeedChange:
     """Speed of a new artifact as a multiple of the one before.
 

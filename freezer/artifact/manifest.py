@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from freezer.artifact.sections import (
     Needs,
     RecipeRecord,
 )
-from freezer.codec import OMIT_DEFAULT, decode, encode, keyed_by, read_json
+from freezer.codec import OMIT_DEFAULT, decode, encode, frozen, keyed_by, read_json
 from freezer.errors import IntegrityError
 from freezer.files import check_digest
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
@@ -45,7 +45,7 @@ for it.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Payload:
     """A program for one device class, one thread count and one shape or range of shapes.
 
@@ -75,7 +75,7 @@ class Payload:
         return all(point[dim.name] in dim.sizes for dim in self.dims)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class FileRef:
     """A file of the artifact that is not a payload."""
 
@@ -85,7 +85,7 @@ class FileRef:
     media_type: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class GoldenSet:
     """One set of golden inputs and outputs: tensors `<index>/<name>` of golden/inputs.safetensors
     and outputs.safetensors.
@@ -115,7 +115,7 @@ class GoldenSet:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Fallback:
     """The second artifact of a class, which needs torch alone, as earlier releases stored it: in
     the manifest of the first. It has an image of its own since.
@@ -133,7 +133,7 @@ class Fallback:
     points: tuple[PointFigures, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Manifest:
     """Description of an artifact.
 

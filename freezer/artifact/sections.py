@@ -11,11 +11,11 @@ Fields with a default are missing in manifests of earlier releases.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from freezer.artifact.latency import MeasuredDrift
-from freezer.codec import OMIT_DEFAULT, stored_as
+from freezer.codec import OMIT_DEFAULT, frozen, stored_as
 from freezer.hardware import CudaNeeds
 from freezer.spec import FLOAT32, text_of
 
@@ -23,7 +23,7 @@ _MAX_LISTED = 100
 """Longest list of names or reasons in a manifest."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Change:
     """A transformation, and how often freezing applied it."""
 
@@ -32,7 +32,7 @@ class Change:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class KeptTensor:
     """A parameter or buffer that was not made a constant, and why."""
 
@@ -40,7 +40,7 @@ class KeptTensor:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class PreservedName:
     """An attribute or method that was kept, and why: requested, or changed by `forward` at
     a line.
@@ -51,7 +51,7 @@ class PreservedName:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class FreezingReport:
     """What freezing did to one payload's graph.
 
@@ -126,7 +126,7 @@ NOT_TRIED = "not tried"
 """Prefix of the outcome of attempts that do not apply to the kind of model."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Needs:
     """Requirements on the process that serves.
 
@@ -144,7 +144,7 @@ class Needs:
     packages: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class RecipeRecord:
     """The recipe that made the artifact.
 
@@ -165,7 +165,7 @@ class RecipeRecord:
     precision: str = field(default=FLOAT32, metadata=OMIT_DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class DriftRecord(MeasuredDrift):
     """Judged distance of the outputs from the reference.
 
@@ -180,7 +180,7 @@ class DriftRecord(MeasuredDrift):
     task_metric: Mapping[str, float | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class GateRecord:
     """The limits that the artifact was judged by, and what it is the best in."""
 
@@ -190,7 +190,7 @@ class GateRecord:
     objective: str = field(default="p50", metadata=OMIT_DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class AccuracyRecord:
     """What a lower precision costs, judged on samples that neither calibration nor search saw.
 
@@ -223,7 +223,7 @@ class AccuracyRecord:
         return ", ".join([self.precision, *words])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class EntrantRecord:
     """Figures of one judged candidate; `problem` is None where it passed the gate."""
 
@@ -233,7 +233,7 @@ class EntrantRecord:
     error_ratio: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CandidateRecord(EntrantRecord):
     """A candidate that did not win. Further fields as in RecipeRecord and FreezingRecord."""
 
@@ -246,7 +246,7 @@ class CandidateRecord(EntrantRecord):
     reports: Mapping[str, FreezingReport] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Tradeoff:
     """A candidate on the Pareto front: no other that passed the drift gate is better in one figure
     and as good in the others.
@@ -269,7 +269,7 @@ class Tradeoff:
     size_mb: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Dropped:
     """A payload that was built and dropped."""
 
@@ -278,7 +278,7 @@ class Dropped:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class PreviousRecord:
     """The artifact that served the class when a new one was judged, compared with the new one.
 
@@ -309,7 +309,7 @@ class PreviousRecord:
         return f"version {self.version} ({self.recipe}, torch {self.torch})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class FreezingRecord:
     """What freezing did.
 

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.codec import encode, read_json, read_record
+from freezer.codec import encode, frozen, read_json, read_record
 from freezer.errors import (
     IntegrityError,
     MissingDependencyError,
@@ -54,7 +54,7 @@ class Signed:
     signature: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Signatures:
     """All signatures of one artifact.
 
@@ -83,7 +83,7 @@ class Signatures:
             return read_record(cls, read_document(path), origin=str(path))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Claims:
     """What a signature vouches for besides the image: that it is the artifact of a class in a
     version of a model.

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from freezer.codec import frozen
+
 _T = TypeVar("_T")
 
 POOL_BELOW = 64
@@ -44,7 +46,7 @@ EPS = {
 """By dtype, the distance from 1 to the next number."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OutputError:
     """Error of one output, as the gate judges it.
 
@@ -63,7 +65,7 @@ class OutputError:
     num_elements: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Gate:
     """The drift limit, and whether the reference ran in float64; otherwise it is eager."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from freezer.codec import frozen
 from freezer.compare.gate import (
     DIGITS,
     EPS,
@@ -100,7 +101,7 @@ class Magnitudes:
         return tuple(limits)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class SliceProblem:
     """A slice that does not pass: its figures (those of a drift row), and the problem in words."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freezer.codec import frozen
 from freezer.compare.gate import EPS, Sums, eager_tolerance
 
 Numbers: TypeAlias = NDArray[Any]
@@ -21,7 +21,7 @@ BLOCK = 32_000
 Block = tuple[slice, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Values:
     """The values of one output.
 
@@ -73,7 +73,7 @@ class Values:
         yield from itertools.product(*axes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Comparison:
     """An output beside its golden output.
 

@@ -15,10 +15,10 @@ AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL apply too.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
+from freezer.codec import frozen
 from freezer.errors import (
     MissingDependencyError,
     StoreUnreachableError,
@@ -49,7 +49,7 @@ class RemoteError(OSError):
     """A bucket or registry failed; never raised for local files."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Bucket:
     """A place in a bucket.
 

@@ -16,12 +16,12 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
+from freezer.codec import frozen
 from freezer.errors import IntegrityError, UsageError, first_line
 from freezer.files.buckets import RemoteError
 from freezer.files.digest import CHANGED
@@ -55,7 +55,7 @@ _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 _OCTETS = {"Content-Type": "application/octet-stream"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class RegistryAddress:
     """A place in a registry.
 

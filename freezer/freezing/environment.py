@@ -19,16 +19,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.freezing.recipes import ENGINE_PACKAGES, QUANTIZERS
 from freezer.hardware import DeviceClass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Refused:
     """A variable that builds and judges refuse.
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from freezer.artifact import Artifact
+from freezer.codec import frozen
 from freezer.freezing.choices import check_consented, check_used
 from freezer.freezing.judging import Judgement, TaskMetric
 from freezer.freezing.models import SubjectOptions
 from freezer.spec import Accuracy, Limits, Objective, SamplingPolicy, check_consent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class FreezeOptions:
     """Options of one freeze.
 

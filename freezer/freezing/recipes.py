@@ -9,11 +9,11 @@ installed torch during a build (environment.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from freezer.artifact import ENGINES, PayloadKind
-from freezer.codec import OMIT_DEFAULT
+from freezer.codec import OMIT_DEFAULT, frozen
 from freezer.spec import FLOAT32
 
 CaptureName = Literal[
@@ -24,7 +24,7 @@ Settings = Mapping[str, Any]
 """Settings of a recipe, as JSON has them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Recipe:
     """How an artifact is built.
 

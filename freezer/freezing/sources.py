@@ -18,11 +18,12 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
+from freezer.codec import frozen
 from freezer.errors import SourceError, without_credentials
 from freezer.files import fetch, is_url
 
@@ -39,7 +40,7 @@ RELATIVE_TO = "the catalog's folder (with `coldpress freeze`, the working direct
 TRUST = "`trust: true` (with `coldpress freeze`, `--trust`)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Source:
     """Where a model comes from, with all settings that affect it.
 

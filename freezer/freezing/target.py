@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.freezing.environment import check_environment, cpu_toolchain
 from freezer.freezing.models import device_of_model
@@ -26,7 +26,7 @@ from freezer.hardware import (
 from freezer.runtime.devices import CPU, class_of, device_of, gpu_versions, with_index
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Target:
     """The device class and thread counts that payloads are built for.
 

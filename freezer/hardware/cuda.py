@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from freezer.codec import frozen
 from freezer.hardware.device_classes import DeviceClass
 
 _LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -18,7 +19,7 @@ compatibility.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CudaHere:
     """CUDA in this process.
 
@@ -35,7 +36,7 @@ class CudaHere:
     why_not: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CudaNeeds:
     """Requirements of an artifact for a GPU: the manifest's `needs.cuda`.
 

@@ -13,11 +13,12 @@ its first operation. oneDNN and ATen read their limits once, before their first 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import archspec.cpu
 
+from freezer.codec import frozen
 from freezer.errors import UsageError, expected_names
 
 _STEPS: Mapping[str, frozenset[str]] = {
@@ -123,7 +124,7 @@ PORTABLE = "portable"
 RunOn = Literal["on hardware", "under emulation", "nowhere"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class DeviceClass:
     """A family of hardware, and how a build targets it.
 

@@ -10,11 +10,11 @@ import functools
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import archspec.cpu.detect
 
+from freezer.codec import frozen
 from freezer.hardware import cuda
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
@@ -40,7 +40,7 @@ asm/hwcap.h).
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Host:
     """The properties of a machine that device classes depend on.
 
@@ -162,7 +162,7 @@ def _gpus() -> tuple[tuple[cuda.Gpu, ...], str, str | None]:
         return (), f"an NVIDIA driver is here, but NVML: {error} ({hint})", None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Machine:
     """What this process may use of its machine.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.codec import OMIT_DEFAULT
+from freezer.codec import OMIT_DEFAULT, frozen
 from freezer.errors import SpecError, expected_names
 
 Precision = Literal["bf16", "fp16", "tf32", "int8"]
@@ -42,7 +42,7 @@ _MOST: Mapping[str, float] = {
 """The measures of a budget, each with what its limit must be below; a limit must be above 0."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Accuracy:
     """The budget of a lower precision, and the real samples that it is judged on.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from dataclasses import replace as replaced
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from freezer.codec import OMIT_DEFAULT, keyed_by
+from freezer.codec import OMIT_DEFAULT, frozen, keyed_by
 from freezer.errors import SpecError, expected_names
 from freezer.spec.items import (
     ConstantSpec,
@@ -38,7 +38,7 @@ MAX_CORNERS = 64
 """Most corner points to return all of; six varying dims have as many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Dim:
     """A named dimension: multiples of `multiple_of` from `min` to `max`, inclusive."""
 
@@ -68,7 +68,7 @@ class Dim:
         return f"{self.name} from {self.min} to {self.max}{step}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class InputSpec:
     """All inputs of a model, in the order of a call.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from dataclasses import replace as replaced
 from typing import Any, Literal
 
-from freezer.codec import OMIT_DEFAULT, written_if
+from freezer.codec import OMIT_DEFAULT, frozen, written_if
 from freezer.errors import ContractError, SpecError, expected_names
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -49,7 +49,7 @@ Relation = Literal["below", "sorted"]
 """How integers depend on other inputs; see TensorSpec."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class TensorSpec:
     """One input tensor.
 
@@ -92,7 +92,7 @@ class TensorSpec:
         return tuple(size if isinstance(size, int) else point[size] for size in self.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ConstantSpec:
     """An input that is not a tensor; it becomes part of the artifact."""
 
@@ -107,7 +107,7 @@ class ConstantSpec:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class NestedSpec:
     """An input that is a tuple, list or dict of items.
 
@@ -209,7 +209,7 @@ def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
             yield from take_apart(part, value[key])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OutputSpec:
     """One output tensor, named by its path in the result: `logits`, `0`, `hidden.1`; `output` for a
     single tensor.
@@ -220,7 +220,7 @@ class OutputSpec:
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OutputStructure:
     """How to rebuild the result from the flat output tensors.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-from freezer.codec import OMIT_DEFAULT
+from freezer.codec import OMIT_DEFAULT, frozen
 from freezer.errors import expected_names
 
 Objective = Literal["p50", "p95", "throughput", "size"]
@@ -38,7 +38,7 @@ was measured with other weights.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Limits:
     """Limits that an entry may set.
 
@@ -102,7 +102,7 @@ def limit_problem(name: str, value: object) -> str | None:
     return f"got {str(value)[:80]!r}, expected a number above 0 and of at most {most:.7g}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class SamplingPolicy:
     """Sampling of a judge; part of its key, except `accept_noise`.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import frozen
 from freezer.compare import structure_problem
 from freezer.errors import CaptureError
 from freezer.freezing.capture.program import sizes_text
@@ -48,7 +49,7 @@ ProgramCall = Callable[[Inputs], list[Tensor]]
 """Runs a program on an input set; returns tensors in the order of the subject's outputs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class EagerAnswers:
     """The eager model's answers.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from freezer.codec import frozen
 from freezer.compare import Gate, finite
 
 MAX_ADVISED_RATIO = 30.0
@@ -17,7 +17,7 @@ another function.
 CallKind = Literal["single", "sequence", "after-reset"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class DriftRow:
     """The drift of one output in one call: a row of evidence/drift.parquet. Most figures are None
     for integers and bools.
@@ -53,7 +53,7 @@ class DriftRow:
     num_ties: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class DriftReport:
     """The drift of one candidate.
 
