@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,7 +70,7 @@ class Values:
         axes = []
         for size, extent in zip(self.shape, extents, strict=True):
             axes.append([slice(start, start + extent) for start in range(0, size, extent)])
-        yield from itertools.product(*axes)
+        yield from product(*axes)
 
 
 @frozen

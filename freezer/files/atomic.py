@@ -12,13 +12,13 @@ again and synced.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -159,7 +159,7 @@ def sync(path: Path) -> None:
         copy_whole(path, path, mode=path.stat().st_mode & 0o7777)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(
     path: Path,
     mode: int | None,
@@ -174,7 +174,7 @@ def replacing(
             partial.chmod(mode)
         move(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             remove(partial)
         raise
 

@@ -9,13 +9,13 @@ Files are stored at `FOLDER/<sha256>/<name>`. A file with a pinned digest is dow
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -115,9 +115,9 @@ def file_name(url: str) -> str:
     return PurePosixPath(unquote(urlsplit(url).path)).name or "file"
 
 
-@contextlib.contextmanager
+@contextmanager
 def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
-    with _fetching(url), contextlib.ExitStack() as stack:
+    with _fetching(url), ExitStack() as stack:
         if urlsplit(url).scheme in SCHEMES:
             bucket = open_bucket(url)
             yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
@@ -166,7 +166,7 @@ def http_session(retries: int = _RETRIES, backoff_s: float = 0.5) -> Any:
     return session
 
 
-@contextlib.contextmanager
+@contextmanager
 def _fetching(url: str) -> Iterator[None]:
     """Turn errors of requests, urllib3 and pyarrow into SourceError; errors of the local
     disk pass.

@@ -4,7 +4,6 @@ before any work starts. Imports no torch.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import mmap
@@ -12,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from freezer.errors import UsageError
@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"
 
 
-@contextlib.contextmanager
+@contextmanager
 def scratch_folder(*, executable: bool = False, place: Path | None = None) -> Iterator[str]:
     """Make a temporary folder, which is removed after the block; if this process is killed, by the
     next one that makes a folder in the same place.
@@ -44,7 +44,7 @@ def scratch_folder(*, executable: bool = False, place: Path | None = None) -> It
     """
     place = place or scratch_place(executable=executable)
     _remove_remains(place)
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         while True:
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(
@@ -52,7 +52,7 @@ def scratch_folder(*, executable: bool = False, place: Path | None = None) -> It
                     dir=place,
                 )
             )
-            with contextlib.suppress(OSError):  # NFS has no locks of folders
+            with suppress(OSError):  # NFS has no locks of folders
                 _lock(folder, fcntl.LOCK_SH, stack)
             if Path(folder).exists():  # another process may remove it before it is locked
                 break
@@ -63,12 +63,12 @@ def scratch_folder(*, executable: bool = False, place: Path | None = None) -> It
 def _remove_remains(place: Path) -> None:
     """Remove the folders of dead processes, which left no lock."""
     for folder in place.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        with suppress(OSError), ExitStack() as stack:
             _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB, stack)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: str | Path, operation: int, stack: contextlib.ExitStack) -> None:
+def _lock(folder: str | Path, operation: int, stack: ExitStack) -> None:
     handle = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
     stack.callback(os.close, handle)
     fcntl.flock(handle, operation)

@@ -11,7 +11,6 @@ Variables that only change a process's speed (OMP_WAIT_POLICY, LD_PRELOAD, ...) 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
@@ -19,6 +18,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -142,7 +142,7 @@ def _refusal(
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def cleared() -> Iterator[None]:
     """Remove the variables that captures, Inductor and the compilers read while they work, and
     restore them afterwards.
@@ -172,7 +172,7 @@ def installed_versions() -> Mapping[str, str]:
     found: dict[str, str] = {}
     engines = [name for packages in ENGINE_PACKAGES.values() for name in packages]
     for name in dict.fromkeys((*engines, *QUANTIZERS)):
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
 

@@ -13,11 +13,11 @@ A file may be a URL (https://, s3://, gs://), which is downloaded first (files/d
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -183,7 +183,7 @@ def module_file(module_name: str, search_path: Sequence[str]) -> Path | None:
     return Path(origin) if origin else None
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_path(folders: Sequence[str]) -> Iterator[None]:
     """Search these folders for modules first."""
     added = [folder for folder in folders if folder not in sys.path]
@@ -192,5 +192,5 @@ def on_path(folders: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         for folder in added:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 sys.path.remove(folder)

@@ -5,9 +5,9 @@ Imports no torch and starts no CUDA; pynvml, whose import is slow, is imported o
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from freezer.codec import frozen
@@ -88,7 +88,7 @@ class Gpu:
     capability: int
 
 
-@contextlib.contextmanager
+@contextmanager
 def _converting() -> Iterator[None]:
     """Convert errors of NVML to NvmlError."""
     import pynvml
@@ -99,7 +99,7 @@ def _converting() -> Iterator[None]:
         raise NvmlError(str(error)) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened() -> Iterator[None]:
     """Open NVML for a block; raises NvmlError if it cannot be opened."""
     import pynvml

@@ -8,11 +8,11 @@ where /proc and the control groups are looked up.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -112,7 +112,7 @@ class PeakMemory:
     bytes: int = 0
 
 
-@contextlib.contextmanager
+@contextmanager
 def peak_memory() -> Iterator[PeakMemory]:
     """Measure the peak resident memory that a block adds to this process by the kernel's record
     (VmHWM); the figure is set when the block ends. Mapped and shared pages count.
@@ -122,7 +122,7 @@ def peak_memory() -> Iterator[PeakMemory]:
     what it still has at its end.
     """
     if _OWN_PROCESS.is_set():
-        with contextlib.suppress(OSError):  # the kernel may not allow it
+        with suppress(OSError):  # the kernel may not allow it
             Path("/proc/self/clear_refs").write_text("5")
     peak = PeakMemory()
     before = _own_bytes("VmRSS")

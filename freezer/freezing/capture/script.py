@@ -7,11 +7,11 @@ and no state.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -73,7 +73,7 @@ def script(original: Original) -> Captured:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _new_types() -> Iterator[None]:
     """Make torch.jit.script compile each class again.
 
@@ -89,7 +89,7 @@ def _new_types() -> Iterator[None]:
         recursive.concrete_type_store = store
 
 
-@contextlib.contextmanager
+@contextmanager
 def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Make torch.jit.script compile those names that are methods, as if they had
     @torch.jit.export.

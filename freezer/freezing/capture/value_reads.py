@@ -12,12 +12,12 @@ Modes may change a trace, so both traces are discarded.
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import cast
 
 import torch
@@ -148,7 +148,7 @@ class _Values(TorchDispatchMode):
             RANDOM: _RANDOM,
             OF_SIZES: _SIZE,
         }
-        pairs = itertools.product(origins.items(), self._noted)
+        pairs = product(origins.items(), self._noted)
         return [(origin, line) for (origin, wanted), (bits, line) in pairs if bits & wanted]
 
     def note(self, tensors: Iterable[Tensor]) -> None:
