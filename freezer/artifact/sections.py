@@ -104,7 +104,7 @@ class FreezingReport:
 
     def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
-        cut: dict[str, Any] = {}
+        cut = {}
         notes = list(self.notes)
         for name in ("constants", "kept", "unused", "preserved", "guards", "kept_exact"):
             items = getattr(self, name)

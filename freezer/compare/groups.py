@@ -87,7 +87,7 @@ class Magnitudes:
         if not self._eager:
             num_all = sum(float(sums[0]) for sums in self._bins.values())
             least = max(2, min(POOL_BELOW, math.ceil(num_all / 10)))
-        limits: list[float] = []
+        limits = []
         num = power = errors = 0.0
         for exponent, sums in sorted(self._bins.items()):
             limit = 2.0 ** (exponent - 1)

@@ -169,7 +169,7 @@ def cpu_toolchain() -> dict[str, Any]:
 @functools.cache
 def installed_versions() -> Mapping[str, str]:
     """Versions of the installed packages that build payloads for other engines than torch."""
-    found: dict[str, str] = {}
+    found = {}
     engines = [name for packages in ENGINE_PACKAGES.values() for name in packages]
     for name in dict.fromkeys((*engines, *QUANTIZERS)):
         with suppress(metadata.PackageNotFoundError):

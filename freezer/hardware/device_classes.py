@@ -100,7 +100,7 @@ def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str,
     """OneDNN's layouts of packed weights by dtype, `{"float32": "avx512", ...}`, for the features
     and SVE length that it uses.
     """
-    by_dtype: dict[str, str] = {}
+    by_dtype = {}
     for dtype, kinds in _KINDS.items():
         layout = next((name for feature, name in kinds if feature in features), "plain")
         by_dtype[dtype] = f"{layout}-{sve_bits}" if layout.startswith("sve") else layout

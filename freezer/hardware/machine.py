@@ -113,7 +113,7 @@ def _x86() -> tuple[str, frozenset[str]]:
 
 def _arm() -> frozenset[str]:
     """Features that the kernel grants this process; under qemu /proc/cpuinfo shows the host."""
-    found: set[str] = set()
+    found = set()
     for kind, names in _HWCAPS.items():
         bits = _auxiliary(kind)
         for bit, name in enumerate(names.split()):
@@ -208,8 +208,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Machine:
 def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
     """Describe a host to a process with this environment."""
     usable = usable_features(host.features, environ)
-    why_not: dict[str, str] = {}
-    cpu: list[str] = []
+    why_not = {}
+    cpu = []
     hardware: str | None = None
     for device in DEVICE_CLASSES.values():
         if device.kind != "cpu" or device.machine != host.machine:
@@ -255,8 +255,8 @@ def _cuda_classes(
     if not host.gpus:
         return [], {"cuda": host.no_gpu}
     gpus = _visible(host.gpus, environ)
-    classes: list[str] = []
-    why_not: dict[str, str] = {}
+    classes = []
+    why_not = {}
     if not gpus:
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         why_not["cuda"] = f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
@@ -285,7 +285,7 @@ def _visible(gpus: Sequence[cuda.Gpu], environ: Mapping[str, str]) -> list[cuda.
         return list(gpus)
     alike = len({gpu.capability for gpu in gpus}) == 1
     numbers_count = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    visible: list[cuda.Gpu] = []
+    visible = []
     for part in listed.split(","):
         name = part.strip()
         if name.isdigit():

@@ -88,7 +88,7 @@ class InputSpec:
             if names.count(name) > 1:
                 raise SpecError(f"input {name!r} is given twice")
         dims = [dim.name for dim in self.dims]
-        users: dict[str, str] = {}
+        users = {}
         for tensor in self.tensors:
             users |= {size: tensor.name for size in tensor.shape if isinstance(size, str)}
         for name, user in users.items():
@@ -132,7 +132,7 @@ class InputSpec:
         """
         least = self.first_point()
         dims = {dim.name: dim for dim in self.dims}
-        points: list[Sizes] = []
+        points = []
         for named in given:
             point = {**least, **named}
             for name, size in point.items():
@@ -150,7 +150,7 @@ class InputSpec:
         """The middle and the largest size of every dim, without those among the points that are
         named.
         """
-        points: list[Sizes] = []
+        points = []
         for point in (self._middle(), self._largest()):
             if point not in points and point not in named:
                 points.append(point)
@@ -171,7 +171,7 @@ class InputSpec:
                 corners += [{**middle, name: size} for size in sizes]
         else:
             corners = [dict(zip(ends, sizes, strict=True)) for sizes in product(*ends.values())]
-        distinct: list[Sizes] = []
+        distinct = []
         for point in (*corners, middle):
             if point not in distinct:
                 distinct.append(point)
@@ -273,7 +273,7 @@ def distinct(
     known: Sequence[Sizes] = (),
 ) -> Points:
     """The points in order, without those that are known, and without repetitions."""
-    by_sizes: dict[tuple[int, ...], Sizes] = {}
+    by_sizes = {}
     for point in points:
         if point not in known:
             by_sizes[tuple(point.values())] = point

@@ -68,7 +68,7 @@ def _npz_headers(path: Path) -> dict[str, Header]:
     from numpy.lib import format as npy
 
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    headers: dict[str, Header] = {}
+    headers = {}
     with ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
@@ -82,7 +82,7 @@ def _npz_headers(path: Path) -> dict[str, Header]:
 def _safetensors_headers(path: Path) -> dict[str, Header]:
     from safetensors import safe_open
 
-    headers: dict[str, Header] = {}
+    headers = {}
     with safe_open(path, framework="np") as file:
         pairs = pairs_in(file.metadata())
         for name in file.keys():  # noqa: SIM118  # not a mapping
@@ -138,7 +138,7 @@ def _point(headers: Headers, spec: InputSpec) -> Sizes:
     names = sorted(tensor.name for tensor in spec.tensors)
     if names != sorted(headers):
         raise SpecError(f"got tensors {sorted(headers)}, expected the inputs {names}")
-    point: Sizes = {}
+    point = {}
     for tensor in spec.tensors:
         dtype, shape = headers[tensor.name]
         for name, size in zip(tensor.shape, shape, strict=False):
@@ -162,8 +162,8 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
     Raises:
         SpecError: the keys do not form sets; code CP-SAMPLES.
     """
-    plain: dict[str, _Value] = {}
-    sets: dict[str, dict[str, _Value]] = {}
+    plain = {}
+    sets = {}
     for key, value in flat.items():
         index, slash, name = key.partition("/")
         if slash and index.isdecimal():

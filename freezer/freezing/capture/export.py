@@ -218,7 +218,7 @@ def _other_layouts(program: ExportedProgram, example: InputSet, original: Origin
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         got = module(*example.cloned().values())
-    layouts: dict[int, torch.memory_format] = {}
+    layouts = {}
     for index, (output, right) in enumerate(zip(got, expected, strict=True)):
         layout = next((each for each in _LAYOUTS if right.is_contiguous(memory_format=each)), None)
         if layout is None or output.shape != right.shape:
