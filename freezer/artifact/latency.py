@@ -82,7 +82,7 @@ def place_text(
 
 def slower_places(points: Iterable[PointFigures]) -> tuple[PointFigures, ...]:
     """Figures of the payload that serves, where it is slower than eager."""
-    serving = {}
+    serving: dict[str, PointFigures] = {}
     for item in points:
         serving.setdefault(item.place, item)  # the first of several payloads serves
     return tuple(item for item in serving.values() if item.verdict == "slower")

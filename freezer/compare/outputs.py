@@ -62,7 +62,7 @@ class Values:
         """Indices of parts of up to BLOCK elements that cover the array in order, the last dims
         whole where they fit.
         """
-        extents = []
+        extents: list[int] = []
         room = BLOCK
         for size in reversed(self.shape):
             extents.insert(0, max(1, min(size, room)))

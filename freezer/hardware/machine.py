@@ -209,7 +209,7 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
     """Describe a host to a process with this environment."""
     usable = usable_features(host.features, environ)
     why_not = {}
-    cpu = []
+    cpu: list[str] = []
     hardware: str | None = None
     for device in DEVICE_CLASSES.values():
         if device.kind != "cpu" or device.machine != host.machine:

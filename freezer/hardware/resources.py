@@ -57,7 +57,7 @@ def machine_bytes(root: Path = ROOT) -> int:
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
     """Folders of the process's groups for a controller, and of all groups above them."""
-    groups = {}  # by controller of cgroup v1; "" for v2
+    groups: dict[str, PurePosixPath] = {}  # by controller of cgroup v1; "" for v2
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         groups |= dict.fromkeys(controllers.split(","), PurePosixPath(path))

@@ -88,7 +88,7 @@ class InputSpec:
             if names.count(name) > 1:
                 raise SpecError(f"input {name!r} is given twice")
         dims = [dim.name for dim in self.dims]
-        users = {}
+        users: dict[str, str] = {}
         for tensor in self.tensors:
             users |= {size: tensor.name for size in tensor.shape if isinstance(size, str)}
         for name, user in users.items():

@@ -138,7 +138,7 @@ def _point(headers: Headers, spec: InputSpec) -> Sizes:
     names = sorted(tensor.name for tensor in spec.tensors)
     if names != sorted(headers):
         raise SpecError(f"got tensors {sorted(headers)}, expected the inputs {names}")
-    point = {}
+    point: Sizes = {}
     for tensor in spec.tensors:
         dtype, shape = headers[tensor.name]
         for name, size in zip(tensor.shape, shape, strict=False):
@@ -163,7 +163,7 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
         SpecError: the keys do not form sets; code CP-SAMPLES.
     """
     plain = {}
-    sets = {}
+    sets: dict[str, dict[str, _Value]] = {}
     for key, value in flat.items():
         index, slash, name = key.partition("/")
         if slash and index.isdecimal():

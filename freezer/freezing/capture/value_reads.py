@@ -76,7 +76,7 @@ def values_read(
         trace: traces a model on tensors.
         tensors: the inputs; they are copied.
     """
-    reads = {}
+    reads: dict[str, list[str]] = {}
     for functions in (True, False):
         model, completed = make(), list[object]()
         model.register_forward_hook(lambda *_, completed=completed: completed.append(1))

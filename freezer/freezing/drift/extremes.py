@@ -250,7 +250,7 @@ def _changed(
     makers: Sequence[tuple[str, Callable[[TensorSpec, Tensor], Changes]]],
 ) -> dict[str, InputSet]:
     """Sets with all inputs of a kind changed, by what is extreme in them."""
-    sets = {}
+    sets: dict[str, InputSet] = {}
     for kind, make in makers:
         for item in spec.tensors:
             tensor = base.tensors[item.name]

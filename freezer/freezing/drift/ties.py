@@ -79,7 +79,7 @@ def at_ties(
     Returns:
         The calls, and the masks of the ties; None if nothing differs, or ties do not explain it.
     """
-    masks = []
+    masks: list[Masks] = []
     differences = []
     for call in calls:
         here = {}

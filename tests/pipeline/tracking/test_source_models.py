@@ -67,7 +67,6 @@ def test_a_uri_means_one_version(registry: str, text: str, version: str) -> None
         None,
         f"models:/{name}/{version}",
     )
-    assert model.tags == ({"n": version} if name == "digits" else {})
 
 
 @pytest.mark.parametrize(
