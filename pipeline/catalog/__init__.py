@@ -11,6 +11,7 @@ from pipeline.catalog.files import (
 )
 from pipeline.catalog.reading import (
     SOURCE_RUN,
+    SOURCE_VERSION,
     Catalog,
     Entry,
     is_registry,
@@ -24,6 +25,7 @@ from pipeline.catalog.reading import (
 __all__ = [
     "PYTHON",
     "SOURCE_RUN",
+    "SOURCE_VERSION",
     "Catalog",
     "CatalogEntry",
     "Entry",

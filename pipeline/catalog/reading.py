@@ -17,10 +17,12 @@ from freezer.spec import Accuracy, InputSpec, Limits, Objective, Precision
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
 from pipeline.catalog.field_problems import FieldError, field_error
 from pipeline.catalog.files import EMPTY, CatalogEntry, Record, as_file, read_file
-from pipeline.records import SOURCE_MODEL, SOURCE_VERSION
 
 if TYPE_CHECKING:
     from pipeline.tracking import RegistryModel
+
+SOURCE_VERSION = "coldpress.source_version"
+"""Tag: the version of the registry model of a source."""
 
 SOURCE_RUN = "coldpress.source_run"
 """Tag: the run that logged a registry version.
@@ -80,7 +82,7 @@ class Entry:
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:
     """Return an entry whose source is one version of a registry model."""
-    tags = {**entry.tags, SOURCE_MODEL: model.name, SOURCE_VERSION: model.version}
+    tags = {**entry.tags, "coldpress.source_model": model.name, SOURCE_VERSION: model.version}
     if model.run_id:
         tags[SOURCE_RUN] = model.run_id
     source = replace(entry.source, location=model.model_uri)

@@ -56,7 +56,13 @@ class Decision:
     kept: Kept = "never"
 
 
+NEXT_TIME = Decision()
+"""Final in this campaign; the next one tries again."""
+
 FINAL = Decision(kept="key")
+ELSEWHERE = Decision(attempts=3, elsewhere=True)
+LATER = Decision(attempts=3, elsewhere=True, later=True)
+TWICE_LATER = Decision(attempts=2, elsewhere=True, later=True)
 
 POLICY: Mapping[str, Decision] = {
     # The model: it would fail again.
@@ -79,27 +85,15 @@ POLICY: Mapping[str, Decision] = {
     # The model, most likely: another attempt would take as long again.
     "timeout": Decision(kept="limit"),
     # The circumstances: a retry may succeed.
-    "error": Decision(),
-    "disk": Decision(
-        attempts=2,
-        elsewhere=True,
-        later=True,
-    ),
-    "infrastructure": Decision(
-        attempts=3,
-        elsewhere=True,
-        later=True,
-    ),
-    "unstable": Decision(
-        attempts=3,
-        elsewhere=True,
-        later=True,
-    ),
-    "noise": Decision(),  # with --accept-noise, which another attempt needs no more than this one
+    "error": NEXT_TIME,
+    "disk": TWICE_LATER,
+    "infrastructure": LATER,
+    "unstable": LATER,
+    "noise": NEXT_TIME,  # with --accept-noise, which another attempt needs no more than this one
     # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed:
     # memory`.
-    "node": Decision(attempts=3, elsewhere=True),
-    "worker": Decision(attempts=3, elsewhere=True),
+    "node": ELSEWHERE,
+    "worker": ELSEWHERE,
     "node-memory": Decision(attempts=2, more_memory=True),
     "task": Decision(attempts=2, elsewhere=True),
 }
@@ -107,27 +101,23 @@ POLICY: Mapping[str, Decision] = {
 
 BY_CODE: Mapping[str, Decision] = {
     # A damaged candidate was removed from the store.
-    IntegrityError.code: Decision(),
+    IntegrityError.code: NEXT_TIME,
     # Of earlier releases: a build for a lesser class than its machine's.
-    "CP-DEVICE-CLASS": Decision(),
+    "CP-DEVICE-CLASS": NEXT_TIME,
     # Something could not be fetched.
-    "CP-FETCH": Decision(),
-    "CP-FETCH-DIGEST": Decision(),
-    "CP-REGISTRY": Decision(),
+    "CP-FETCH": NEXT_TIME,
+    "CP-FETCH-DIGEST": NEXT_TIME,
+    "CP-REGISTRY": NEXT_TIME,
     # The setup of a worker.
-    "CP-OBJDUMP": Decision(),
-    "CP-ENVIRONMENT": Decision(),
+    "CP-OBJDUMP": NEXT_TIME,
+    "CP-ENVIRONMENT": NEXT_TIME,
     # The machine ran out of memory, below the limit of the entry.
     NODE_MEMORY: Decision(
         attempts=2,
         more_memory=True,
         kept="memory",
     ),
-    GPU_MEMORY: Decision(
-        attempts=2,
-        elsewhere=True,
-        later=True,
-    ),
+    GPU_MEMORY: TWICE_LATER,
 }
 """By code, where that is more specific than the kind."""
 
@@ -153,7 +143,7 @@ def decide(kind: str, code: str | None = None) -> Decision:
 
     One of an unknown kind is final, and the next campaign retries it.
     """
-    return BY_CODE.get(code or "") or POLICY.get(kind, Decision())
+    return BY_CODE.get(code or "") or POLICY.get(kind, NEXT_TIME)
 
 
 def retry_rank(failure: Failure) -> int:

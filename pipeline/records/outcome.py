@@ -33,9 +33,6 @@ from freezer.spec import Clock
 SKIPPED = "skipped"
 """Kind of failure of a recipe that was not built, since it cannot be expected to win."""
 
-SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
-"""Tags of an entry and its outcomes: name and version of the registry model of the source."""
-
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
 
@@ -193,62 +190,71 @@ class CandidateReport:
 
 
 @frozen
-class Outcome:
-    """Outcome of one model for one device class.
+class Judged:
+    """What was found of one model for one device class.
 
     Attributes:
         verdict: published, kept-eager, kept-previous, rejected, failed, unstable.
-        cached: taken from an earlier campaign; shown to people as "unchanged".
         recipe: of the published artifact, or of the candidate that came nearest.
-        reason: one sentence for people; of a failed outcome, the message of its failure.
-        failure: of a failed outcome.
-        num_threads: the deciding thread count.
+        failure: of the verdict `failed`.
         figures: of `recipe`.
         clock: that they were measured by.
-        artifact: digest of the published image manifest.
-        version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
         candidates: one for each recipe.
-        objective: what `recipe` is best in, of the candidates that meet the limits.
         pareto: the Pareto front of the candidates that passed the drift gate.
+        judge_s: duration of the judge, in seconds.
+        previous: the artifact that served then, compared with the new one; None without one.
+        deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of
+            its latencies where `figures` were measured. Earlier releases did not store them.
+    """
+
+    verdict: str
+    recipe: str | None = None
+    failure: Failure | None = None
+    figures: Measured = UNMEASURED
+    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
+    task_metric: Mapping[str, float] | None = None
+    candidates: tuple[CandidateReport, ...] = ()
+    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    judge_s: float = 0.0
+    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+
+
+@frozen
+class Outcome(Judged):
+    """Outcome of one model for one device class.
+
+    Attributes:
+        cached: taken from an earlier campaign; shown to people as "unchanged".
+        reason: one sentence for people; of a failed outcome, the message of its failure.
+        num_threads: the deciding thread count.
+        artifact: digest of the published image manifest.
+        version: version of the model that contains the artifact.
+        objective: what `recipe` is best in, of the candidates that meet the limits.
         host: where it was judged; recorded, never part of a key.
         source_key, judge_key: see planning/keys.py.
         registered_name: MLflow's registered model for its artifacts; None means `model`.
         tags: of the entry, free; shown in MLflow.
         architecture: of the model, as in BuildResult.
-        previous: the artifact that served when this was judged, compared with the new one; None
-            without one.
-        deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of
-            its latencies where `figures` were measured. Earlier releases did not store them.
     """
 
     model: str
     device_class: str
-    verdict: str
     reason: str | None
     num_threads: int
     source: str
     source_key: str
     judge_key: str
     cached: bool = False
-    recipe: str | None = None
-    failure: Failure | None = None
-    figures: Measured = UNMEASURED
-    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0
-    judge_s: float = 0.0
-    task_metric: Mapping[str, float] | None = None
-    candidates: tuple[CandidateReport, ...] = ()
     host: JsonView = field(default_factory=dict)
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     architecture: str = field(default="", metadata=OMIT_DEFAULT)
     objective: str = field(default="p50", metadata=OMIT_DEFAULT)
-    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> bool:
@@ -257,9 +263,7 @@ class Outcome:
 
     @property
     def has_artifact(self) -> bool:
-        """Whether it has an artifact for its class: on GPUs also if eager is kept (`keep_eager` in
-        freezing/write_judged.py), and an unstable one that inherits its speed.
-        """
+        """Whether it has an artifact for its class, on GPUs also one that keeps eager."""
         if self.verdict == "kept-eager":
             return device_class(self.device_class).kind == "cuda"
         return self.verdict == "published" or (

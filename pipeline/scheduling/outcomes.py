@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures import retry_rank
 from pipeline.planning import BETTER_CPU, Item, Unplaced
-from pipeline.records import BuildResult, CandidateReport, Failure, Outcome
+from pipeline.records import BuildResult, CandidateReport, Failure, Judged, Outcome
 from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
@@ -26,22 +26,14 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
             " class; the same command tries them once one joins"
         )
     architectures = [build.architecture for build in builds.values() if build.architecture]
+    found = {part.name: getattr(result, part.name) for part in fields(Judged)}
+    found["candidates"] = (*result.candidates, *others)
     return replace(
         _undecided(item, builds),
-        verdict=result.verdict,
+        **found,
         reason=reason,
-        recipe=result.recipe,
-        failure=result.failure,
-        figures=result.figures,
-        clock=result.clock,
-        task_metric=result.task_metric,
-        judge_s=result.judge_s,
-        candidates=(*result.candidates, *others),
-        pareto=result.pareto,
         host=result.host or {},
         architecture=architectures[0] if architectures else "",
-        previous=result.previous,
-        deciles_ms=result.deciles_ms,
     )
 
 

@@ -23,9 +23,8 @@ from freezer.files import digest_bytes, fetch, identity, is_url, write_whole
 from freezer.freezing.sources import FILE_KINDS, Source, fetched
 from freezer.spec import declared_spec
 from freezer.store import WORK
-from pipeline.catalog import SOURCE_RUN, Entry, of_version
+from pipeline.catalog import SOURCE_RUN, SOURCE_VERSION, Entry, of_version
 from pipeline.planning import FileDigests, source_key
-from pipeline.records import SOURCE_VERSION
 from pipeline.sources.transfer import ship, upload_sources
 from pipeline.workspace import computing, move_whole, staging_folder
 

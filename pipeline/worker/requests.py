@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 
-from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
 from freezer.codec import OMIT_DEFAULT, JsonView, decode, frozen
-from freezer.spec import Clock, SamplingPolicy
+from freezer.spec import SamplingPolicy
 from pipeline.catalog import Entry
-from pipeline.records import CandidateReport, Failure, nested_json
+from pipeline.records import Failure, Judged, nested_json
 
 
 @frozen
@@ -67,41 +66,23 @@ class JudgeRequest:
 
 
 @frozen
-class JudgeResult:
-    """Result of a judge.
+class JudgeResult(Judged):
+    """Result of a judge. Its candidates are those that were judged.
 
     Attributes:
-        verdict, reason: of the judgement; `failed` if there is none.
+        reason: of the verdict, which is `failed` if there is no judgement.
         contest: why the winner cannot inherit a speed; empty if it does, or need not.
         has_artifact: whether the store contains an artifact folder to publish.
-        recipe, failure, figures, clock, task_metric, previous, deciles_ms: as in Outcome.
-        candidates: one for each that was judged.
-        left_out: why the others were not, by recipe: each ended a child that had it in hand.
-        pareto: as in Outcome.
-        judge_s: duration of the child, in seconds.
+        left_out: why the others were not judged, by recipe: each ended a child that had it in hand.
         peak_bytes: of the child.
     """
 
-    verdict: str
     reason: str
     contest: str = field(default="", metadata=OMIT_DEFAULT)
     has_artifact: bool = False
-    recipe: str | None = None
-    failure: Failure | None = None
-    figures: Measured = UNMEASURED
-    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
-    task_metric: Mapping[str, float] | None = None
-    candidates: tuple[CandidateReport, ...] = ()
     left_out: Mapping[str, Failure] = field(default_factory=dict, metadata=OMIT_DEFAULT)
-    pareto: tuple[Tradeoff, ...] = ()
     host: JsonView | None = None
-    judge_s: float = 0.0
     peak_bytes: int = 0
-    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(
-        default_factory=dict,
-        metadata=OMIT_DEFAULT,
-    )
 
     @classmethod
     def of_failure(cls, failure: Failure) -> JudgeResult:
