@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -124,8 +123,6 @@ def alone() -> Iterator[None]:
             in_hand.memory[in_hand.TIME] = COMPUTES
 
 
-REMOVE_LIMIT_S = 60.0
-
 ABANDONED_S = 8 * 86_400.0
 """Age at which a folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
 
@@ -155,22 +152,12 @@ def own_path(work: Path, name: str) -> Path:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, even with unreadable folders in it, or nested deeper than Python's recursion
-    limit.
-    """
+    """Remove a folder; what a disk keeps is left to `remove_abandoned`."""
     for wait_s in (0.0, *WAITS_S):
         time.sleep(wait_s)
-        with suppress(RecursionError):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
-        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run(
-                [*command, "--", str(folder)],
-                check=False,
-                capture_output=True,
-                timeout=REMOVE_LIMIT_S,
-            )
 
 
 def remove_abandoned(store: Path) -> None:

@@ -75,7 +75,7 @@ def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         os.utime(folder, (long_ago, long_ago))
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(remove_abandoned, [str(tmp_path)] * 4))
+        list(threads.map(remove_abandoned, [tmp_path] * 4))
     assert staged(tmp_path) == []
 
 
