@@ -100,7 +100,7 @@ def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
 
 
 def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.fleet.GONE_S", 0.0)
+    monkeypatch.setattr(here.fleet, "patience_s", 0.0)
     here.fleet.have(node("small", V4, num_cpus=2))
     here.wait_for(build())
     here.tick()
