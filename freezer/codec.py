@@ -77,7 +77,7 @@ def stored_as(key: str) -> dict[str, object]:
     return {"key": key}
 
 
-def encode(record: object) -> dict[str, Any]:
+def encode(record: object) -> Json:
     """The JSON form of a dataclass instance: its fields in order, tuples as lists."""
     data = {}
     for item in fields(cast(Any, record)):
@@ -259,7 +259,7 @@ def _tuple(args: tuple[_Type, ...], value: Any) -> tuple[object, ...]:
     return tuple(_at(str(index), kind, item) for index, (kind, item) in parts)
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def _object(value: object) -> JsonView:
     if not isinstance(value, Mapping):
         raise _mismatch(value, "an object")
     return value

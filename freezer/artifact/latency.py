@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import Literal
 
-from freezer.codec import OMIT_DEFAULT, frozen, stored_as
+from freezer.codec import OMIT_DEFAULT, JsonView, frozen, stored_as
 from freezer.spec import MARKS, Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
@@ -131,7 +131,7 @@ class LatencyRecord:
     policy: SamplingPolicy | None = None
     cold_start: ColdStart | None = None
     points: tuple[PointFigures, ...] = ()
-    device: Mapping[str, Any] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    device: JsonView = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     def speedup_with(self, num_threads: int) -> float | None:
         """Speedup over eager at the deciding point, with this thread count if it was timed, or else

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact.latency import LatencyRecord, PointFigures
 from freezer.artifact.sections import (
@@ -25,7 +25,7 @@ from freezer.artifact.sections import (
     Needs,
     RecipeRecord,
 )
-from freezer.codec import OMIT_DEFAULT, decode, encode, frozen, keyed_by, read_json
+from freezer.codec import OMIT_DEFAULT, JsonView, decode, encode, frozen, keyed_by, read_json
 from freezer.errors import IntegrityError
 from freezer.files import check_digest
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
@@ -166,11 +166,11 @@ class Manifest:
     reference: Literal["float64", "eager"]
     stateful: bool
     needs: Needs
-    toolchain: Mapping[str, Any]
+    toolchain: JsonView
     drift: DriftRecord
     gate: GateRecord
     latency: LatencyRecord | None
-    provenance: Mapping[str, Any]
+    provenance: JsonView
     freezing: FreezingRecord = field(default_factory=FreezingRecord)
     accuracy: AccuracyRecord | None = field(default=None, metadata=OMIT_DEFAULT)
     fallback: Fallback | None = field(default=None, metadata=OMIT_DEFAULT)

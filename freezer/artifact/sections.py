@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact.latency import MeasuredDrift
-from freezer.codec import OMIT_DEFAULT, frozen, stored_as
+from freezer.codec import OMIT_DEFAULT, JsonView, frozen, stored_as
 from freezer.hardware import CudaNeeds
 from freezer.spec import FLOAT32, text_of
 
@@ -158,7 +158,7 @@ class RecipeRecord:
     name: str
     capture: str
     lowering: str
-    settings: Mapping[str, Any]
+    settings: JsonView
     tried: tuple[Mapping[str, str], ...] = ()
     preserve: tuple[str, ...] = ()
     reset: str | None = None

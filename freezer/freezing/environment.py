@@ -20,9 +20,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
-from typing import Any
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import UsageError
 from freezer.freezing.recipes import ENGINE_PACKAGES, QUANTIZERS
 from freezer.hardware import DeviceClass
@@ -154,7 +153,7 @@ def cleared() -> Iterator[None]:
         os.environ.update(taken)
 
 
-def cpu_toolchain() -> dict[str, Any]:
+def cpu_toolchain() -> Json:
     """Versions of everything that shapes a payload for a CPU: torch, oneDNN, the C++ compiler,
     CUDA, Python, and other engines.
     """

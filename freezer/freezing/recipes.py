@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact import ENGINES, PayloadKind
-from freezer.codec import OMIT_DEFAULT, frozen
+from freezer.codec import OMIT_DEFAULT, Json, JsonView, frozen
 from freezer.spec import FLOAT32
 
 CaptureName = Literal[
     "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
 ]
 
-Settings = Mapping[str, Any]
+Settings = JsonView
 """Settings of a recipe, as JSON has them."""
 
 
@@ -318,7 +318,7 @@ def made_for(recipe: Recipe, kind: str) -> Recipe:
     return replace(recipe, settings=settings, by_thread=False)
 
 
-def own_toolchain(recipe: Recipe, toolchain: Mapping[str, Any]) -> dict[str, Any]:
+def own_toolchain(recipe: Recipe, toolchain: JsonView) -> Json:
     """The part of a toolchain that shapes payloads of a recipe: the packages of other engines do
     not.
     """

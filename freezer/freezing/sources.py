@@ -16,14 +16,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.codec import frozen
+from freezer.codec import JsonView, frozen
 from freezer.errors import SourceError, without_credentials
 from freezer.files import fetch, is_url
 
@@ -60,7 +60,7 @@ class Source:
 
     kind: SourceKind
     location: str
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: JsonView = field(default_factory=dict)
     weights: Literal["random"] | None = None
     seed: int = 0
     method: str | None = None

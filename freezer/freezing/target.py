@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from freezer.codec import frozen
+from freezer.codec import Json, frozen
 from freezer.errors import UsageError
 from freezer.freezing.environment import check_environment, cpu_toolchain
 from freezer.freezing.models import device_of_model
@@ -218,6 +217,6 @@ def check_unlimited(target: Target, engine: str) -> None:
         )
 
 
-def toolchain(device: torch.device = CPU) -> dict[str, Any]:
+def toolchain(device: torch.device = CPU) -> Json:
     """Versions of everything that shapes a payload; for a GPU also its driver and name."""
     return {**cpu_toolchain(), **gpu_versions(device)}

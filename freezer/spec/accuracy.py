@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from freezer.codec import OMIT_DEFAULT, frozen
+from freezer.codec import OMIT_DEFAULT, JsonView, frozen
 from freezer.errors import SpecError, expected_names
 
 Precision = Literal["bf16", "fp16", "tf32", "int8"]
@@ -74,7 +74,7 @@ class Accuracy:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def declared_accuracy(given: Mapping[str, Any]) -> Accuracy:
+def declared_accuracy(given: JsonView) -> Accuracy:
     """Parse a budget from a catalog or the command line.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from freezer.codec import JsonView
 from freezer.errors import SpecError, expected_names
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import (
@@ -20,9 +21,7 @@ _FORMS: tuple[Literal["value", "tuple", "list", "dict"], ...] = ("value", "tuple
 """Keys of an input that is not a tensor."""
 
 
-def declared_spec(
-    inputs: Mapping[str, Any] | list[Any], dims: Mapping[str, Mapping[str, int]]
-) -> InputSpec:
+def declared_spec(inputs: JsonView | list[Any], dims: Mapping[str, Mapping[str, int]]) -> InputSpec:
     """Parse a declared spec.
 
     Args:
@@ -119,7 +118,7 @@ def _declared_nested(name: str, kind: Literal["tuple", "list", "dict"], given: A
     )
 
 
-def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
+def _declared_tensor(name: str, item: JsonView) -> TensorSpec:
     shape, bounds = item["shape"], item.get("range")
     if not _is_list_of(shape, int, str):
         raise SpecError(
