@@ -43,7 +43,10 @@ EXCLUSIONS = {
 }
 """Options without an effect beside another one."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 TrustOption = Annotated[
     bool,

@@ -39,7 +39,10 @@ _OBJECT_STORE_BYTES = 200_000_000
 """Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights.
 """
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 
 @frozen
@@ -113,7 +116,11 @@ def this_worker(wanted: Collection[str]) -> Worker:
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
     ]
     environment = _environment(classes, machine.classes)
-    return Worker(classes=classes, arguments=arguments, environment=environment)
+    return Worker(
+        classes=classes,
+        arguments=arguments,
+        environment=environment,
+    )
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -63,7 +63,10 @@ from pipeline.worker import infer_inputs
 from pipeline.workspace import remove_abandoned, workplace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+)
 class Work:
     """What a campaign is about: entries that can be planned, the problems of the others, and where
     their files are kept.
@@ -278,7 +281,9 @@ def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
 
 
 def _plan_without_ray(
-    config: Config, work: Work, ledger: Ledger
+    config: Config,
+    work: Work,
+    ledger: Ledger,
 ) -> tuple[Plan, list[Outcome]] | None:
     """The same as `_plan` if a local Ray would have nothing to do, so that it need not start; None
     if there may be work.

@@ -238,7 +238,9 @@ class SpeedChange:
 
 
 def regression_kind(
-    speed: SpeedChange | None, error_ratio_before: float | None, error_ratio: float | None
+    speed: SpeedChange | None,
+    error_ratio_before: float | None,
+    error_ratio: float | None,
 ) -> Literal["slower", "drifted"] | None:
     """How a new artifact is worse than the one before; None if it is not.
 

@@ -42,7 +42,10 @@ from freezer.store import WORK, LocalFiles, Store, newest_versions
 Level = Literal["ok", "warning", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class Finding:
     """One finding of a check.
 
@@ -267,7 +270,11 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     if of_torch[0].level == "ok":
         yield from check_compiler(request)
         yield from check_gpus(request)
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
+    for entry in sorted(
+        entry_points(group=GROUP),
+        key=lambda entry: entry.name,
+        reverse=True,
+    ):
         try:
             check: Check = entry.load()
         except ImportError as error:

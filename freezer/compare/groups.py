@@ -211,7 +211,12 @@ def _squares(
     return [*(np.where(used, values, 0.0) for values in squares), used]
 
 
-def _suspects(columns: Numbers, dtype: str, *, float64: bool) -> list[int]:
+def _suspects(
+    columns: Numbers,
+    dtype: str,
+    *,
+    float64: bool,
+) -> list[int]:
     """Indices of slices whose error rounding does not explain, and where eager has correct
     digits.
     """
@@ -228,7 +233,9 @@ def _suspects(columns: Numbers, dtype: str, *, float64: bool) -> list[int]:
 
 
 def _slice_problem(
-    error: OutputError, error_ratio_max: float | None, where: str
+    error: OutputError,
+    error_ratio_max: float | None,
+    where: str,
 ) -> SliceProblem | None:
     allowed_error = replace(error, native_rmse=SLICE_FACTOR * error.native_rmse)
     ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)

@@ -30,7 +30,10 @@ Blocks = Sequence[Sequence[float]]
 """Latencies of an entrant by round."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+)
 class Sampling:
     """Raw samples of all entrants.
 
@@ -101,7 +104,11 @@ class Sampling:
         pooled = self.pooled(name)
         if len(pooled) < 2:
             return ()
-        inner = statistics.quantiles(pooled, n=10, method="inclusive")
+        inner = statistics.quantiles(
+            pooled,
+            n=10,
+            method="inclusive",
+        )
         values = (min(pooled), *inner, max(pooled))
         return tuple(float(f"{value:.4g}") for value in values)
 

@@ -109,7 +109,10 @@ def connect(address: str | None) -> Iterator[Cluster]:
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
     with head.watched():
         try:
-            yield Cluster(joined=bool(joined), head=head)
+            yield Cluster(
+                joined=bool(joined),
+                head=head,
+            )
         finally:
             _leave(head)
 
@@ -157,7 +160,10 @@ def _leave(head: Head) -> None:
         ray.shutdown()
         return
     atexit.unregister(ray.shutdown)
-    thread = threading.Thread(target=ray.shutdown, daemon=True)
+    thread = threading.Thread(
+        target=ray.shutdown,
+        daemon=True,
+    )
     thread.start()
     thread.join(LEAVE_S)
 

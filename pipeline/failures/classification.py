@@ -30,7 +30,10 @@ GPU_MEMORY = "CP-MEMORY-GPU"
 """A GPU ran out of memory; limits of the machine's memory do not apply."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    frozen=True,
+    slots=True,
+)
 class _Symptom:
     """Signs of one cause: errno, class names, or text that torch, compilers and the kernel
     print.
@@ -84,7 +87,11 @@ The last one: no process, thread or open file is left on the machine.
 
 def coded_failure(kind: str, message: str) -> Failure:
     """Return the failure of a kind that no exception represents."""
-    return Failure(kind=kind, code=CODES[kind], message=message)
+    return Failure(
+        kind=kind,
+        code=CODES[kind],
+        message=message,
+    )
 
 
 def classify(error: BaseException) -> Failure:
@@ -103,7 +110,11 @@ def classify(error: BaseException) -> Failure:
         kind = error.kind
     elif isinstance(error, InfrastructureError | StoreError):
         kind = "infrastructure"
-    return Failure(kind=kind, code=code, message=message)
+    return Failure(
+        kind=kind,
+        code=code,
+        message=message,
+    )
 
 
 def _message(error: BaseException) -> str:

@@ -124,7 +124,11 @@ class History:
         before = [row for row in rows.values() if row.time <= until]
         if before:
             return max(before, key=lambda row: row.time)
-        return min(rows.values(), key=lambda row: row.time, default=None)
+        return min(
+            rows.values(),
+            key=lambda row: row.time,
+            default=None,
+        )
 
     def _read(self) -> None:
         for row in read_rows(self.folder, kinds=("campaign", "pass", "outcome")):
@@ -140,4 +144,7 @@ class History:
         outcome = self._decoded.get(row)
         if outcome is None:
             outcome = self._decoded[row] = Outcome.from_row(row.data)
-        return Reached(outcome=replace(outcome, cached=cached), time=row.time)
+        return Reached(
+            outcome=replace(outcome, cached=cached),
+            time=row.time,
+        )

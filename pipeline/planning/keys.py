@@ -59,8 +59,15 @@ class Key:
 
 def make_key(parts: JsonView) -> Key:
     """Return the key of parts that JSON can hold."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return Key(digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
+    text = json.dumps(
+        parts,
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+    return Key(
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        text=text,
+    )
 
 
 class FileDigests:

@@ -100,7 +100,13 @@ def _json(value: object) -> str:
     strings.
     """
     text = json.dumps(value)
-    return json.dumps(json.loads(text, parse_float=_five_digits, parse_constant=str))
+    return json.dumps(
+        json.loads(
+            text,
+            parse_float=_five_digits,
+            parse_constant=str,
+        )
+    )
 
 
 def _five_digits(text: str) -> float:
@@ -125,7 +131,11 @@ def overview(outcomes: Sequence[Outcome], store: str) -> Json:
     return {**shown, **outcome_table(outcomes)}
 
 
-def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
+def details(
+    history: History,
+    model: str,
+    outcomes: Sequence[Outcome],
+) -> Json:
     """Return what the report shows of one model, besides its rows.
 
     Args:

@@ -136,7 +136,9 @@ def _failed(outcome: Outcome) -> dict[str, str]:
 
 
 def _items(
-    outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]
+    outcomes: Sequence[Outcome],
+    record: CampaignRecord,
+    begun: Collection[tuple[str, str]],
 ) -> dict[str, list[str]]:
     """Return the items by state, in the order of the catalog."""
     items = defaultdict[str, list[str]](list)
@@ -178,7 +180,11 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
-def _driver(store: Store, campaign: str, note: Note) -> tuple[Holder | None, bool]:
+def _driver(
+    store: Store,
+    campaign: str,
+    note: Note,
+) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
     path = lease_of(store.root / LEDGER, campaign, store.remote)
     try:

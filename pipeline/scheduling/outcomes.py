@@ -14,7 +14,11 @@ from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
 
-def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
+def outcome_of(
+    item: Item,
+    result: JudgeResult,
+    builds: Mapping[str, BuildResult],
+) -> Outcome:
     """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
     others = [_report(build) for recipe, build in builds.items() if recipe not in judged]

@@ -60,7 +60,11 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
         captured = _build(session, winner, folder / CAPTURED)
         trial, gains = _try(session, winner, captured, slow)
     except FreezeError as error:
-        dropped = Dropped(payload=PAYLOAD, num_threads=session.num_threads, reason=str(error))
+        dropped = Dropped(
+            payload=PAYLOAD,
+            num_threads=session.num_threads,
+            reason=str(error),
+        )
         text = f"the captured program does not serve instead: {error}"
         return judgement.with_winner(winner.without_payloads([dropped]), text=text)
     timed = [
@@ -89,7 +93,11 @@ def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Sizes]:
     ]
 
 
-def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
+def _build(
+    session: Session,
+    winner: Trial,
+    folder: Path,
+) -> Candidate:
     """Build the captured program, if it may serve beside the winner's payloads.
 
     Raises:
@@ -179,7 +187,9 @@ def _serves(dims: Sequence[Dim]) -> str:
 
 
 def nearest_sizes(
-    dims: Sequence[Dim], gains: Sequence[Sizes], timed: Sequence[Sizes]
+    dims: Sequence[Dim],
+    gains: Sequence[Sizes],
+    timed: Sequence[Sizes],
 ) -> tuple[Dim, ...]:
     """The sizes of every dim that are nearer to these points than to any other timed one, by ratio.
 
@@ -192,7 +202,11 @@ def nearest_sizes(
     return nearest
 
 
-def _nearest(dim: Dim, gains: Sequence[Sizes], others: Sequence[Sizes]) -> Dim:
+def _nearest(
+    dim: Dim,
+    gains: Sequence[Sizes],
+    others: Sequence[Sizes],
+) -> Dim:
     """The dim with the bounds halfway, by ratio, to the next sizes of `others`."""
     sizes = [point[dim.name] for point in gains]
     other_sizes = [point[dim.name] for point in others]
