@@ -5,7 +5,7 @@ graphs. Imports no torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
@@ -246,46 +246,20 @@ def _joined(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
-def freezing_markdown(
-    *,
-    title: str,
-    verdict: str,
-    tried: Sequence[Mapping[str, str]],
-    freezing: FreezingRecord,
-    clock: Clock = "wall",
-    accuracy: AccuracyRecord | None = None,
-) -> str:
+def freezing_markdown(title: str, verdict: str, rows: Iterable[_Row]) -> str:
     """The page of one candidate, as Markdown.
 
     Args:
         title: model, device class and recipe.
         verdict: verdict of the candidate, in a sentence.
-        tried: the attempts, in order.
-        freezing: what freezing did.
-        clock, accuracy: see `describe_freezing`.
+        rows: of `describe_freezing`.
     """
     lines = [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|"]
-    for name, value in describe_freezing(freezing, tried, clock, accuracy):
+    for name, value in rows:
         words = value.replace("|", "\\|").split()
         lines.append(f"| {name} | {' '.join(words)} |")
     lines.append("")
     return "\n".join(lines)
-
-
-def manifest_markdown(manifest: Manifest) -> str | None:
-    """The page of an artifact; None for a manifest of an earlier release without reports."""
-    if not manifest.freezing.reports:
-        return None
-    speedup = manifest.latency.speedup if manifest.latency else None
-    figures = figures_text(speedup, manifest.drift.error_ratio, _clock(manifest))
-    return freezing_markdown(
-        title=f"{manifest.model} for {manifest.device_class}, {manifest.recipe.name}",
-        verdict=f"{manifest.verdict}: {figures}",
-        tried=manifest.recipe.tried,
-        freezing=manifest.freezing,
-        clock=_clock(manifest),
-        accuracy=manifest.accuracy,
-    )
 
 
 def figures_text(

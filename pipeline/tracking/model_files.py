@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 import freezer
-from freezer.artifact import FREEZING, MANIFEST, Manifest, manifest_markdown
+from freezer.artifact import MANIFEST, Manifest
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -57,9 +57,6 @@ def write_model_files(
     from mlflow.models import Model
 
     (folder / DATA / MANIFEST).write_bytes(manifest.to_bytes())
-    page = manifest_markdown(manifest)
-    if page is not None:
-        (folder / FREEZING).write_text(page)
     size_bytes = sum(item.size_bytes for item in manifest.contents)
     model = Model(
         run_id=run_id,

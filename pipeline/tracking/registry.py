@@ -10,7 +10,6 @@ version, and an upload without a version is deleted. A registered version holds:
     MLmodel         python_function, loader_module freezer.pyfunc, data: artifact, and the signature
     code/freezer.zip   with requirements.txt and python_env.yaml: the environment of `mlflow models
                        serve`
-    freezing.md        what freezing did, for people
     artifact/          the whole artifact folder; by reference only manifest.json and store.json
 """
 

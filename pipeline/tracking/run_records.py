@@ -18,6 +18,7 @@ from freezer.artifact import (
     FREEZING,
     UNMEASURED,
     PointFigures,
+    describe_freezing,
     figures_text,
     freezing_markdown,
 )
@@ -122,13 +123,14 @@ def _candidate_record(
     own = {"problem": candidate.problem or reason, "winner": str(won).lower()}
     texts = {}
     if candidate.reports:
-        texts[FREEZING] = freezing_markdown(
-            title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
-            verdict=_candidate_verdict(outcome, candidate),
-            tried=candidate.tried,
-            freezing=candidate.freezing,
+        title = f"{outcome.model} for {outcome.device_class}, {candidate.recipe}"
+        rows = describe_freezing(
+            candidate.freezing,
+            candidate.tried,
             accuracy=candidate.accuracy,
         )
+        verdict = _candidate_verdict(outcome, candidate)
+        texts[FREEZING] = freezing_markdown(title, verdict, rows)
     if candidate.explanation:
         texts["explained.txt"] = candidate.explanation.text()
         texts["explained.svg"] = candidate.explanation.svg()
