@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, make_folder, write_whole
 from freezer.store import Store
-from pipeline.records import STYLES, rounded
+from pipeline.records import STYLES, iso, rounded
 
 if TYPE_CHECKING:
     from pipeline.reporting import OutcomeChange, PastOutcome
@@ -167,4 +166,4 @@ def _cells(outcome: PastOutcome) -> list[Text | str]:
 
 
 def _day(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%m-%d %H:%M")
+    return iso(time)[5:16].replace("T", " ")

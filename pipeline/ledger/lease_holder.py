@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from freezer.codec import decode, frozen
 from freezer.errors import IntegrityError
 from freezer.files import read_document, retried
 from freezer.store import WORK, RemoteFiles
-from pipeline.records import Note
+from pipeline.records import Note, iso
 from pipeline.workspace import boot_id, process_namespace, process_started
 
 POLL_S = 0.5
@@ -58,11 +57,7 @@ class Holder:
     @property
     def who(self) -> str:
         """Description of the driver for people."""
-        since = datetime.fromtimestamp(self.started, UTC).isoformat(
-            sep=" ",
-            timespec="seconds",
-        )
-        return f"process {self.pid} of {self.user} on {self.host} since {since}"
+        return f"process {self.pid} of {self.user} on {self.host} since {iso(self.started)}"
 
     def is_here(self) -> bool:
         """Whether the holder runs in this boot and process namespace, so that its process can be

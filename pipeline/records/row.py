@@ -162,6 +162,11 @@ def rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+def shortened(value: float) -> float:
+    """Return a figure with 5 digits: pages show all that it has. The ledger keeps them all."""
+    return float(f"{value:.5g}")
+
+
 def iso(seconds: float, *, timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
     """Format seconds since the epoch as ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec)

@@ -20,7 +20,7 @@ from freezer.codec import Json, encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
-from pipeline.records import Outcome, iso, outcome_table, summarize
+from pipeline.records import Outcome, iso, outcome_table, shortened, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
 
 MAX_UNPUBLISHED = 20
@@ -103,14 +103,10 @@ def _json(value: object) -> str:
     return json.dumps(
         json.loads(
             text,
-            parse_float=_five_digits,
+            parse_float=lambda digits: shortened(float(digits)),
             parse_constant=str,
         )
     )
-
-
-def _five_digits(text: str) -> float:
-    return float(f"{float(text):.5g}")
 
 
 MAX_HISTORY = 30

@@ -14,9 +14,8 @@ from statistics import median
 from freezer.artifact import ERROR_RATIO
 from freezer.codec import finite, frozen
 from freezer.hardware import PORTABLE
-from pipeline.records import STYLES, Outcome, Row, outcome_table, summarize
+from pipeline.records import STYLES, Outcome, Row, outcome_table, shortened, summarize
 from pipeline.tracking.connection import MODELS
-from pipeline.tracking.run_records import shortened
 
 NOTE = "mlflow.note.content"
 """Tag of an experiment or run with its description, in Markdown."""

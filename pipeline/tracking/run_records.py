@@ -23,7 +23,7 @@ from freezer.artifact import (
     freezing_markdown,
 )
 from freezer.codec import encode, frozen
-from pipeline.records import SKIPPED, CandidateReport, Outcome
+from pipeline.records import SKIPPED, CandidateReport, Outcome, shortened
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""
@@ -234,14 +234,6 @@ def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
             metrics[f"accuracy/{name}"] = value
             metrics[f"accuracy/{name}_bound"] = candidate.accuracy.bounds[name]
     return metrics
-
-
-def shortened(value: float) -> float:
-    """Return a figure with 5 digits: MLflow's pages show all that it has.
-
-    The ledger keeps them all.
-    """
-    return float(f"{value:.5g}")
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
