@@ -31,7 +31,7 @@ from freezer.hardware import device_class
 from freezer.spec import Clock
 
 SKIPPED = "skipped"
-"""Kind of failure of a recipe that was not built, since it cannot be expected to win."""
+"""Kind of failure of a recipe that is not expected to win."""
 
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
@@ -112,8 +112,8 @@ class BuildResult:
     @checked_row("build")
     def from_row(cls, key: str, data: JsonView) -> BuildResult:
         """Return the result that `to_json` wrote to the row of a key."""
-        failure = data if data["failure"] else None
-        return decode(cls, {**data, "key": key, "failure": failure}, origin="build row")
+        flat = {**data, "key": key, "failure": data if data["failure"] else None}
+        return decode(cls, flat, origin="build row")
 
 
 @frozen
@@ -139,8 +139,7 @@ class CandidateReport:
     Attributes:
         recipe, build_key: which build this is.
         problem: why it was not built or does not pass; None if it passes.
-        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or of what a
-            candidate did to the judge; or `skipped`; None if it was judged.
+        failure: kind of a failed build, or of what it did to the judge; `skipped`; None if judged.
         capture, lowering: how the graph was captured and turned into payloads.
         tried: attempts for each payload, in order: capture, lowering, and the result in a sentence.
         build_s: wall time of the build, in seconds.
@@ -184,13 +183,12 @@ class CandidateReport:
         reports = {}
         for path, found in self.reports.items():
             reports[path] = decode(FreezingReport, found, origin="report")
-        return FreezingRecord(
-            warnings=self.warnings, reports=reports, strides_equal=self.strides_equal
-        )
+        strides = self.strides_equal
+        return FreezingRecord(warnings=self.warnings, reports=reports, strides_equal=strides)
 
 
 @frozen
-class Judged:
+class JudgeFindings:
     """What was found of one model for one device class.
 
     Attributes:
@@ -222,7 +220,7 @@ class Judged:
 
 
 @frozen
-class Outcome(Judged):
+class Outcome(JudgeFindings):
     """Outcome of one model for one device class.
 
     Attributes:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures import retry_rank
 from pipeline.planning import BETTER_CPU, Item, Unplaced
-from pipeline.records import BuildResult, CandidateReport, Failure, Judged, Outcome
+from pipeline.records import BuildResult, CandidateReport, Failure, JudgeFindings, Outcome
 from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
@@ -30,7 +30,7 @@ def outcome_of(
             " class; the same command tries them once one joins"
         )
     architectures = [build.architecture for build in builds.values() if build.architecture]
-    found = {part.name: getattr(result, part.name) for part in fields(Judged)}
+    found = {part.name: getattr(result, part.name) for part in fields(JudgeFindings)}
     found["candidates"] = (*result.candidates, *others)
     return replace(
         _undecided(item, builds),

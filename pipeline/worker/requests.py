@@ -9,7 +9,7 @@ from dataclasses import field
 from freezer.codec import OMIT_DEFAULT, JsonView, decode, frozen
 from freezer.spec import SamplingPolicy
 from pipeline.catalog import Entry
-from pipeline.records import Failure, Judged, nested_json
+from pipeline.records import Failure, JudgeFindings, nested_json
 
 
 @frozen
@@ -66,7 +66,7 @@ class JudgeRequest:
 
 
 @frozen
-class JudgeResult(Judged):
+class JudgeResult(JudgeFindings):
     """Result of a judge. Its candidates are those that were judged.
 
     Attributes:

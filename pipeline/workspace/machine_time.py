@@ -155,10 +155,12 @@ def own_path(work: Path, name: str) -> Path:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder; what a disk keeps is left to `remove_abandoned`."""
+    """Remove a folder or file; what a disk keeps is left to `remove_abandoned`."""
     for wait_s in (0.0, *WAITS_S):
         time.sleep(wait_s)
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.unlink(missing_ok=True)
         if not folder.exists():
             return
 
