@@ -43,6 +43,12 @@ EXCLUSIONS = {
 }
 """Options without an effect beside another one."""
 
+SAME = (
+    *("catalog", "store", "address", "trust", "mlflow_artifacts"),
+    *("keep_going", "lift_quarantine", "allow_regression"),
+)
+"""Options that are fields of the configuration as they are."""
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -224,21 +230,15 @@ def checked_config(options: Mapping[str, Any]) -> Config:
     from pipeline.config import Config
     from pipeline.tracking import default_tracking_uri
 
+    same = {name: options[name] for name in SAME}
     config = Config(
-        catalog=options["catalog"],
-        store=options["store"],
+        **same,
         tracking_uri=options["tracking_uri"] or default_tracking_uri(),
         campaign=options["campaign"] or "",
-        address=options["address"],
         device_classes=tuple(options["device_class"] or ()),
         recipes=tuple(options["recipe"] or ()),
         only=tuple(options["only"] or ()),
         filter_string=options["filter_"],
-        trust=options["trust"],
-        keep_going=options["keep_going"],
-        lift_quarantine=options["lift_quarantine"],
-        allow_regression=options["allow_regression"],
-        mlflow_artifacts=options["mlflow_artifacts"],
         policy=SamplingPolicy(accept_noise=options["accept_noise"]),
         wait_s=WAIT_S if options["wait_for_nodes"] else None,
     )

@@ -50,12 +50,10 @@ class Worker:
     """A worker.
 
     Attributes:
-        classes: device classes of its labels.
         arguments: arguments of `ray start`, without spaces.
         environment: variables to start Ray with.
     """
 
-    classes: list[str]
     arguments: list[str]
     environment: Mapping[str, str]
 
@@ -117,7 +115,6 @@ def this_worker(wanted: Collection[str]) -> Worker:
     ]
     environment = _environment(classes, machine.classes)
     return Worker(
-        classes=classes,
         arguments=arguments,
         environment=environment,
     )
