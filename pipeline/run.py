@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from freezer.codec import frozen
 from freezer.errors import CatalogError, InfrastructureError
 from freezer.hardware import AUTO_PRECISE, detect
 from freezer.store import WORK, Store
@@ -63,10 +63,7 @@ from pipeline.worker import infer_inputs
 from pipeline.workspace import remove_abandoned, workplace
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-)
+@frozen
 class Work:
     """What a campaign is about: entries that can be planned, the problems of the others, and where
     their files are kept.

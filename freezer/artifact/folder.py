@@ -173,7 +173,10 @@ def write_artifact(
         sync(staging / item.path)
     write_whole(staging / MANIFEST, manifest.to_bytes())
     move(staging, dest)
-    return Artifact(folder=dest, manifest=manifest)
+    return Artifact(
+        folder=dest,
+        manifest=manifest,
+    )
 
 
 def file_ref(

@@ -42,10 +42,7 @@ from freezer.store import WORK, LocalFiles, Store, newest_versions
 Level = Literal["ok", "warning", "error"]
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One finding of a check.
 

@@ -36,7 +36,10 @@ class Values:
     @classmethod
     def of(cls, array: Numbers) -> Values:
         """The values of an array whose dtype torch and numpy have in common."""
-        return cls(array=array, dtype=str(array.dtype))
+        return cls(
+            array=array,
+            dtype=str(array.dtype),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,7 +131,10 @@ def compare(
         if not sums.rmse <= eager_tolerance(r.dtype) * sums.rms:
             problem = f"the greatest values, of {sums.rms:.3g}, are off by {sums.rmse:.3g}"
             return Comparison(problem=problem)
-    return Comparison(problem=None, groups=groups)
+    return Comparison(
+        problem=None,
+        groups=groups,
+    )
 
 
 def structure_problem(

@@ -67,7 +67,10 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
         raise SourceError(
             f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(
+        parents=True,
+        exist_ok=True,
+    )
     with scratch_folder(place=folder) as scratch:
         unfinished = Path(scratch) / name
         with _opened(url, pinned=sha256 is not None) as source, unfinished.open("wb") as out:

@@ -95,7 +95,10 @@ def scratch_place(*, executable: bool = False) -> Path:
     for place in [lambda: str(given)] if given else own:
         try:
             folder = Path(place())
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
             _try(folder, executable=executable)
             return folder
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder

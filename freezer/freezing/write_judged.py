@@ -64,7 +64,10 @@ def keep_eager(
     """Write the captured program, not frozen, if it can be captured and passes the drift gate; see
     `write_judged`.
     """
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    dest.parent.mkdir(
+        parents=True,
+        exist_ok=True,
+    )
     with scratch_folder(place=dest.parent) as folder:
         try:
             captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))

@@ -191,7 +191,10 @@ class InputSpec:
     def at(self, point: Point) -> InputSpec:
         """The inputs with every dim fixed to its size at a point."""
         fixed = self._changed(lambda tensor: replaced(tensor, shape=tensor.at(point)))
-        return InputSpec(inputs=fixed, style=self.style)
+        return InputSpec(
+            inputs=fixed,
+            style=self.style,
+        )
 
     def each(self, change: Callable[[TensorSpec], TensorSpec]) -> InputSpec:
         """The inputs with every tensor replaced by `change` of it."""

@@ -37,7 +37,10 @@ def declared_spec(inputs: JsonView | list[Any], dims: Mapping[str, Mapping[str, 
     bounds = tuple(declared_dim(name, bound) for name, bound in dims.items())
     if isinstance(inputs, Mapping):
         named = [declared_item(str(name), given) for name, given in inputs.items()]
-        return InputSpec(inputs=tuple(named), dims=bounds)
+        return InputSpec(
+            inputs=tuple(named),
+            dims=bounds,
+        )
     items = [
         declared_item(f"input_{index}", given, positional=True)
         for index, given in enumerate(inputs)
@@ -99,7 +102,10 @@ def declared_item(
         raise SpecError(
             f"input {name!r}: got a value of type {got}, expected null, a number, a bool or a text"
         )
-    return ConstantSpec(name=name, value=value)
+    return ConstantSpec(
+        name=name,
+        value=value,
+    )
 
 
 def _declared_nested(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 import torch
@@ -30,10 +30,7 @@ Blocks = Sequence[Sequence[float]]
 """Latencies of an entrant by round."""
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-)
+@frozen
 class Sampling:
     """Raw samples of all entrants.
 

@@ -30,10 +30,7 @@ GPU_MEMORY = "CP-MEMORY-GPU"
 """A GPU ran out of memory; limits of the machine's memory do not apply."""
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-)
+@dataclass(frozen=True, slots=True)
 class _Symptom:
     """Signs of one cause: errno, class names, or text that torch, compilers and the kernel
     print.

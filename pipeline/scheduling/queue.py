@@ -33,10 +33,7 @@ LOOK_AHEAD = 32
 """Tasks of a class to search for one that fits a node."""
 
 
-@dataclass(
-    kw_only=True,
-    eq=False,
-)
+@dataclass(kw_only=True, eq=False)
 class Progress:
     """The current state of an item; `index` is its position in the plan."""
 
@@ -44,10 +41,7 @@ class Progress:
     index: int
 
 
-@dataclass(
-    kw_only=True,
-    eq=False,
-)
+@dataclass(kw_only=True, eq=False)
 class Task:
     """A queued or running build, or a judge if `recipe` is None; `node` is where it was started
     last.

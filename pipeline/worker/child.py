@@ -43,10 +43,7 @@ In a shared folder, a lock that a killed child leaves would block the next child
 (torch.utils.cpp_extension has one). """
 
 
-@dataclass(
-    frozen=True,
-    slots=True,
-)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """One value that a generator function yielded."""
 

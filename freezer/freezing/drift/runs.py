@@ -205,7 +205,10 @@ def eager_reruns(
             with _Changing(draws):
                 return runner.call(tensors)
 
-        return Runner(call=call, reset=runner.reset)
+        return Runner(
+            call=call,
+            reset=runner.reset,
+        )
 
     def rerun(seed: int) -> Sequence[Sequence[Tensor]] | None:
         with torch.random.fork_rng(devices=[]):

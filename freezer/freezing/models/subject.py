@@ -44,10 +44,7 @@ from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_te
 from freezer.spec import DTYPES, Accuracy, InputSpec, OutputSpec, OutputStructure
 
 
-@dataclass(
-    frozen=True,
-    kw_only=True,
-)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """A model and everything needed to capture and judge it. Nothing here ever changes `model`.
 
