@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from freezer.files import (
     verify_file,
     write_whole,
 )
+from freezer.spec import Point
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
@@ -250,7 +251,7 @@ def is_exact(payload: Payload) -> bool:
 
 def payload_at(
     payloads: Iterable[Payload],
-    point: Mapping[str, int],
+    point: Point,
 ) -> Payload | None:
     """The most specific payload that accepts these sizes, which is the first; None if there is
     none.

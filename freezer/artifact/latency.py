@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Literal
 
 from freezer.codec import OMIT_DEFAULT, JsonView, frozen, stored_as
-from freezer.spec import MARKS, Clock, SamplingPolicy
+from freezer.spec import MARKS, Clock, Point, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
@@ -54,7 +54,7 @@ class PointFigures:
     """
 
     num_threads: int = field(metadata=stored_as("threads"))
-    point: Mapping[str, int]
+    point: Point
     payload: str
     eager_p50: float | None
     p50: float | None = None
@@ -73,7 +73,7 @@ class PointFigures:
 
 def place_text(
     num_threads: int,
-    point: Mapping[str, int],
+    point: Point,
 ) -> str:
     """Thread count and sizes, for people."""
     threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
@@ -94,7 +94,7 @@ def slower_than_eager(points: Iterable[PointFigures]) -> str:
     return "; ".join(f"{item.place} ({MARKS[item.clock]}{item.speedup:.2f})" for item in slower)
 
 
-def num_items(point: Mapping[str, int]) -> int:
+def num_items(point: Point) -> int:
     """Number of inferences in one call at a point: the size of the dim `batch`, or 1
     without one.
     """
@@ -117,7 +117,7 @@ class LatencyRecord:
         device: how a GPU was timed.
     """
 
-    point: Mapping[str, int]
+    point: Point
     num_threads: int | None = None
     eager_ms: Mapping[str, float | None] = field(default_factory=dict)
     ms: Mapping[str, float | None] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from freezer.artifact.sections import (
 from freezer.codec import OMIT_DEFAULT, JsonView, decode, encode, frozen, keyed_by, read_json
 from freezer.errors import IntegrityError
 from freezer.files import check_digest
-from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
+from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure, Point
 
 FORMAT_VERSION = 1
 
@@ -70,7 +70,7 @@ class Payload:
     convention: Literal["flat", "native"] = "flat"
     layouts: Mapping[str, str] | None = None
 
-    def accepts(self, point: Mapping[str, int]) -> bool:
+    def accepts(self, point: Point) -> bool:
         """Whether the payload accepts inputs of these sizes."""
         return all(point[dim.name] in dim.sizes for dim in self.dims)
 
@@ -103,7 +103,7 @@ class GoldenSet:
             error of eager in a slice of the golden sets; the same in every set.
     """
 
-    point: Mapping[str, int]
+    point: Point
     native_rmse: Mapping[str, float]
     scales: Mapping[str, tuple[float, ...]] = field(
         default_factory=dict,

@@ -13,7 +13,7 @@ from freezer.codec import frozen
 from freezer.freezing.choices import check_consented, check_used
 from freezer.freezing.judging import Judgement, TaskMetric
 from freezer.freezing.models import SubjectOptions
-from freezer.spec import Accuracy, Limits, Objective, SamplingPolicy, check_consent
+from freezer.spec import Accuracy, Limits, Objective, Point, SamplingPolicy, check_consent
 
 
 @frozen
@@ -56,7 +56,7 @@ class FreezeOptions:
     recipes: Iterable[str] = ("auto",)
     device_class: str = "auto"
     num_threads: int | Sequence[int] | None = None
-    points: Sequence[Mapping[str, int]] = ()
+    points: Sequence[Point] = ()
     limits: Limits = field(default_factory=Limits)
     objective: Objective = "p50"
     precision: Sequence[str] = ()

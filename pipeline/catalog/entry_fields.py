@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -28,6 +27,7 @@ from freezer.spec import (
     InputSpec,
     Limits,
     Objective,
+    Point,
     Precision,
     check_consent,
     declared_accuracy,
@@ -234,9 +234,7 @@ def _check_threads(given: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 @field_errors()
-def _check_points(
-    given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo
-) -> tuple[Mapping[str, int], ...]:
+def _check_points(given: tuple[Point, ...] | None, info: ValidationInfo) -> tuple[Point, ...]:
     """Check the points. Those of dims that the source declares are checked when it is loaded."""
     spec = info.data.get("inputs")
     if given and (spec is not None or _lacks_inputs(info)):

@@ -17,6 +17,7 @@ import yaml
 
 from freezer.codec import Json, JsonView, frozen
 from freezer.errors import CatalogError, UsageError, expected_names
+from freezer.spec import Point
 
 MAX_DEPTH = 64
 
@@ -266,7 +267,7 @@ class CatalogEntry(TypedDict, total=False):
     preserve: Sequence[str]
     reset: str
     threads: Sequence[int]
-    points: Sequence[Mapping[str, int]]
+    points: Sequence[Point]
 
 
 def as_file(entry: CatalogEntry) -> Any:

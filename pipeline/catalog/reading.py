@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from freezer.codec import frozen
 from freezer.errors import CatalogError
 from freezer.freezing.sources import Source
-from freezer.spec import Accuracy, InputSpec, Limits, Objective, Precision
+from freezer.spec import Accuracy, InputSpec, Limits, Objective, Point, Precision
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
 from pipeline.catalog.field_problems import FieldError, field_error
 from pipeline.catalog.files import EMPTY, CatalogEntry, Record, as_file, read_file
@@ -74,7 +74,7 @@ class Entry:
     preserve: tuple[str, ...] = ()
     reset: str | None = None
     threads: tuple[int, ...] = ()
-    points: tuple[Mapping[str, int], ...] = ()
+    points: tuple[Point, ...] = ()
     objective: Objective = "p50"
     precision: tuple[Precision, ...] = ()
     accuracy: Accuracy | None = None

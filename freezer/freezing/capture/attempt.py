@@ -26,7 +26,7 @@ from freezer.freezing.capture.script import as_is, convert, script
 from freezer.freezing.capture.trace import SIZES, trace
 from freezer.freezing.models import PRESERVE, ExportedModule, Subject
 from freezer.freezing.recipes import CaptureName
-from freezer.spec import interior_points
+from freezer.spec import Point, interior_points
 
 Repair = Literal["apart", "float64"]
 """`apart`: do not fold the node into the one before. `float64`: compute it in float64."""
@@ -130,7 +130,7 @@ class Attempt:
     def __init__(
         self,
         subject: Subject,
-        point: Mapping[str, int] | None,
+        point: Point | None,
         *,
         keeps: bool = False,
     ) -> None:

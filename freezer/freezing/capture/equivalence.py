@@ -23,6 +23,7 @@ from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import comparable, in_double, leaves_of, same_bytes, values_of
+from freezer.spec import Point
 
 DIFFERS = "CP-CAPTURE-DIFFERS"
 """Code of a program whose answers differ from its model's."""
@@ -81,7 +82,7 @@ class Original:
     """
 
     subject: Subject
-    point: Mapping[str, int] | None
+    point: Point | None
 
     @functools.cached_property
     def eager(self) -> EagerAnswers:

@@ -37,7 +37,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from freezer.spec import Dim, InputSpec
+from freezer.spec import Dim, InputSpec, Point
 
 _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _COMPARED = re.compile(
@@ -202,7 +202,7 @@ def _examples(original: Original) -> list[InputSet]:
     if original.point is not None:
         return [subject.set_at(original.point)]
 
-    def order(point: Mapping[str, int]) -> tuple[int, int]:
+    def order(point: Point) -> tuple[int, int]:
         small = [dim for dim in subject.spec.dims if point[dim.name] < 2 * dim.multiple_of]
         return len(small), total_size(point)
 

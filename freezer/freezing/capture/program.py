@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freezer.freezing.diagnostics import warned_at
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
-from freezer.spec import InputSpec, TensorSpec, bind
+from freezer.spec import InputSpec, Point, TensorSpec, bind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +86,12 @@ class FlatModule(nn.Module):
         return tuple(leaves)
 
 
-def total_size(point: Mapping[str, int]) -> int:
+def total_size(point: Point) -> int:
     """The sum of a point's sizes, to order points."""
     return sum(point.values())
 
 
-def sizes_text(point: Mapping[str, int]) -> str:
+def sizes_text(point: Point) -> str:
     """A point in words: `batch=2, seq=8`."""
     return ", ".join(f"{name}={size}" for name, size in point.items())
 

@@ -30,6 +30,7 @@ from freezer.spec import (
     InputItem,
     InputSpec,
     NestedSpec,
+    Point,
     TensorSpec,
 )
 
@@ -42,7 +43,6 @@ Values may be nested in tuples, lists and dicts.
 Dims = Mapping[str, Mapping[int, Dim]]
 """Dims that may vary, by input path and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`."""
 
-Point = Mapping[str, int]
 Points = Sequence[Point]
 
 

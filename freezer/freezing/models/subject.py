@@ -29,7 +29,7 @@ from freezer.freezing.models.checks import (
     weights_digest,
 )
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
-from freezer.freezing.models.samples import Point, Points, input_sets
+from freezer.freezing.models.samples import Points, input_sets
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.held_out import HeldOut, read_held_out
 from freezer.runtime.input_sets import (
@@ -41,7 +41,7 @@ from freezer.runtime.input_sets import (
     resize,
 )
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
-from freezer.spec import DTYPES, Accuracy, InputSpec, OutputSpec, OutputStructure
+from freezer.spec import DTYPES, Accuracy, InputSpec, OutputSpec, OutputStructure, Point
 
 
 @dataclass(frozen=True, kw_only=True)

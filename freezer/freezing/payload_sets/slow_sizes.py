@@ -10,7 +10,7 @@ it gains than to any other timed place; the winner's payloads serve all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +31,9 @@ from freezer.freezing.judging import (
 )
 from freezer.freezing.recipes import KEPT_EAGER
 from freezer.hardware import PORTABLE
-from freezer.spec import Dim
+from freezer.spec import Dim, Point
 
 PAYLOAD = f"payloads/{CAPTURED}.pt2"
-
-Sizes = Mapping[str, int]
 
 
 def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judgement:
@@ -80,7 +78,7 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
     return judgement.with_winner(merged, text=_serves(dims))
 
 
-def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Sizes]:
+def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Point]:
     """The sizes at which the winner is slower than eager, without the deciding ones, at which its
     payload always serves.
     """
@@ -119,7 +117,7 @@ def _try(
     session: Session,
     winner: Trial,
     captured: Candidate,
-    slow: Sequence[Sizes],
+    slow: Sequence[Point],
 ) -> tuple[Trial, list[Cell]]:
     """Apply the drift gate to the captured program, and time it beside the winner; return the cells
     in which it is faster.
@@ -188,8 +186,8 @@ def _serves(dims: Sequence[Dim]) -> str:
 
 def nearest_sizes(
     dims: Sequence[Dim],
-    gains: Sequence[Sizes],
-    timed: Sequence[Sizes],
+    gains: Sequence[Point],
+    timed: Sequence[Point],
 ) -> tuple[Dim, ...]:
     """The sizes of every dim that are nearer to these points than to any other timed one, by ratio.
 
@@ -204,8 +202,8 @@ def nearest_sizes(
 
 def _nearest(
     dim: Dim,
-    gains: Sequence[Sizes],
-    others: Sequence[Sizes],
+    gains: Sequence[Point],
+    others: Sequence[Point],
 ) -> Dim:
     """The dim with the bounds halfway, by ratio, to the next sizes of `others`."""
     sizes = [point[dim.name] for point in gains]
@@ -219,7 +217,7 @@ def _nearest(
     return replace(dim, min=min(least, smallest), max=max(most, largest))
 
 
-def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
+def _within(point: Point, dims: Sequence[Dim]) -> bool:
     return all(point[dim.name] in dim.sizes for dim in dims)
 
 
