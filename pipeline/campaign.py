@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -25,7 +25,7 @@ from pipeline.ledger import (
 )
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
-from pipeline.records import Event, Outcome
+from pipeline.records import Event, Outcome, Outcomes
 from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
@@ -56,9 +56,7 @@ class Campaign:
     _failures: list[str] = field(default_factory=list, init=False)
     _interrupted: bool = field(default=False, init=False)
 
-    def run(
-        self, skipped: Sequence[Outcome], continued: Continued, started: float
-    ) -> CampaignReport:
+    def run(self, skipped: Outcomes, continued: Continued, started: float) -> CampaignReport:
         """Execute the plan, then write the record of the campaign and the summary in MLflow.
 
         Args:
@@ -97,7 +95,7 @@ class Campaign:
         self._finish_tracking(ended, record.exit_code or 0)
         return self._report(ended.outcomes, started, ended.finished)
 
-    def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
+    def _planned(self, skipped: Outcomes, continued: Continued) -> CampaignRecord:
         members = []
         for item in self.plan.items:
             finished = item.finished
@@ -119,7 +117,7 @@ class Campaign:
 
     def _execute(
         self,
-        skipped: Sequence[Outcome],
+        skipped: Outcomes,
         continued: Continued,
         parameters: Mapping[str, str],
     ) -> None:
@@ -204,7 +202,7 @@ class Campaign:
 
     def _report(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Outcomes,
         started: float,
         finished: float,
     ) -> CampaignReport:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from freezer.codec import Json, JsonView, checked_row, decode, encode, frozen
 from freezer.errors import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
-from pipeline.records import FleetFacts, Outcome, iso
+from pipeline.records import FleetFacts, Outcome, Outcomes, iso
 
 
 class Member(NamedTuple):
@@ -128,7 +128,7 @@ def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
     return tuple(members)
 
 
-def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
+def members_of(outcomes: Outcomes) -> tuple[Member, ...]:
     """Return the members for some outcomes."""
     return tuple(
         Member(

@@ -16,6 +16,9 @@ from freezer.hardware import PORTABLE, this_host
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
 
+Outcomes = Sequence[Outcome]
+"""In the order of the catalog."""
+
 LABEL = "coldpress.dev/"
 """Prefix of the labels of a Ray node, followed by a device class that it serves; the value is
 `true`.
@@ -136,7 +139,7 @@ class Row:
         return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> Json:
+def outcome_table(outcomes: Outcomes) -> Json:
     """Return the rows of outcomes as a JSON table."""
     columns = [column.name for column in fields(Row)]
     return {"columns": columns, "data": [astuple(Row.of(outcome)) for outcome in outcomes]}
@@ -198,7 +201,7 @@ class Summary:
     unpublished: list[list[Outcome]]
 
 
-def summarize(outcomes: Sequence[Outcome]) -> Summary:
+def summarize(outcomes: Outcomes) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
     best: dict[str, Outcome] = {}
     timed = [one for one in outcomes if one.device_class != PORTABLE and one.clock != "disturbed"]

@@ -12,7 +12,7 @@ from freezer.codec import frozen
 from freezer.freezing.recipes import EAGER
 from freezer.spec import MARKS
 from pipeline.ledger import Reached
-from pipeline.records import Outcome, Row, speedup_text
+from pipeline.records import Outcome, Outcomes, Row, speedup_text
 
 ChangeKind = Literal[
     "newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"
@@ -94,7 +94,7 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
     )
 
 
-def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[OutcomeChange]:
+def compare(before: Outcomes, after: Outcomes) -> list[OutcomeChange]:
     """Return a change for each model and device class of either campaign, regressions first.
 
     Args:

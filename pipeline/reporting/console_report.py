@@ -21,7 +21,7 @@ from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.planning import Item, Plan
-from pipeline.records import SKIPPED, STYLES, Outcome, Row, alike, rounded, verdict_name
+from pipeline.records import SKIPPED, STYLES, Outcome, Outcomes, Row, alike, rounded, verdict_name
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
@@ -208,7 +208,7 @@ def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
         yield Text.assemble((f"{model}: ", "bold"), (f"warning: {warning}", "yellow"))
 
 
-def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
+def _summary(report: CampaignReport, outcomes: Outcomes) -> str:
     counts = Counter(outcome.verdict for outcome in outcomes)
     parts = [f"{count} {verdict}" for verdict, count in counts.items()]
     line = ", ".join(parts) or "no outcome"
@@ -226,7 +226,7 @@ def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
 
 def explain_plan(
     plan: Plan,
-    skipped: Sequence[Outcome],
+    skipped: Outcomes,
     records: BuildRecords,
     display: Display,
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from freezer.codec import Json, encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
-from pipeline.records import Outcome, iso, outcome_table, shortened, summarize
+from pipeline.records import Outcome, Outcomes, iso, outcome_table, shortened, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
 
 MAX_UNPUBLISHED = 20
@@ -66,7 +66,7 @@ def report_page(store: Store, campaign: str) -> bytes:
     return page.encode()
 
 
-def _facts(record: CampaignRecord, outcomes: Sequence[Outcome]) -> list[str]:
+def _facts(record: CampaignRecord, outcomes: Outcomes) -> list[str]:
     """Return the first lines of the page: what ran, where, when."""
     state = "not finished" if record.exit_code is None else f"exit code {record.exit_code}"
     took = "" if record.finished is None else f"took {record.finished - record.started:.0f} s"
@@ -115,7 +115,7 @@ MAX_HISTORY = 30
 MAX_LOG_CHARS = 8000
 
 
-def overview(outcomes: Sequence[Outcome], store: str) -> Json:
+def overview(outcomes: Outcomes, store: str) -> Json:
     """Return what the page shows at once: its classes, and a row for each outcome.
 
     Args:
@@ -130,7 +130,7 @@ def overview(outcomes: Sequence[Outcome], store: str) -> Json:
 def details(
     history: History,
     model: str,
-    outcomes: Sequence[Outcome],
+    outcomes: Outcomes,
 ) -> Json:
     """Return what the report shows of one model, besides its rows.
 

@@ -23,7 +23,7 @@ from pipeline.ledger import (
     read_holder,
     read_rows,
 )
-from pipeline.records import Note, Outcome, iso
+from pipeline.records import Note, Outcome, Outcomes, iso
 
 _BUILD: RowKind = "build"
 
@@ -136,7 +136,7 @@ def _failed(outcome: Outcome) -> dict[str, str]:
 
 
 def _items(
-    outcomes: Sequence[Outcome],
+    outcomes: Outcomes,
     record: CampaignRecord,
     begun: Collection[tuple[str, str]],
 ) -> dict[str, list[str]]:

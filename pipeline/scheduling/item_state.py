@@ -15,7 +15,7 @@ from freezer.codec import frozen
 from pipeline.failures import attempts_left, decide, final_sentence
 from pipeline.planning import Demand, Item, learned
 from pipeline.records import SKIPPED, BuildResult, Failure, Outcome
-from pipeline.scheduling.outcomes import failed_outcome, outcome_of
+from pipeline.scheduling.outcomes import Builds, failed_outcome, outcome_of
 from pipeline.worker import JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
@@ -51,7 +51,7 @@ class ItemState:
 
     item: Item
     estimate: Demand = NO_DEMAND
-    results: Mapping[str, BuildResult] = field(default_factory=dict)
+    results: Builds = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
     attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
     needs_contest: bool = False
@@ -117,7 +117,7 @@ class Step:
 
 def start(
     state: ItemState,
-    finished: Mapping[str, BuildResult],
+    finished: Builds,
     hopeless: Mapping[str, str],
     *,
     first: Sequence[str] = (),

@@ -13,11 +13,14 @@ from pipeline.records import BuildResult, CandidateReport, Failure, JudgeFinding
 from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
+Builds = Mapping[str, BuildResult]
+"""By recipe."""
+
 
 def outcome_of(
     item: Item,
     result: JudgeResult,
-    builds: Mapping[str, BuildResult],
+    builds: Builds,
 ) -> Outcome:
     """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
@@ -41,7 +44,7 @@ def outcome_of(
     )
 
 
-def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
+def failed_outcome(item: Item, builds: Builds) -> Outcome:
     """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was
     requested.
     """
@@ -113,7 +116,7 @@ def _skipped(
     )
 
 
-def _undecided(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
+def _undecided(item: Item, builds: Builds) -> Outcome:
     entry = item.entry
     return Outcome(
         model=entry.name,

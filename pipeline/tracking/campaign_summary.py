@@ -7,21 +7,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from statistics import median
 
 from freezer.artifact import ERROR_RATIO
 from freezer.codec import finite, frozen
 from freezer.hardware import PORTABLE
-from pipeline.records import STYLES, Outcome, Row, outcome_table, shortened, summarize
+from pipeline.records import STYLES, Outcome, Outcomes, Row, outcome_table, shortened, summarize
 from pipeline.tracking.connection import MODELS
 
 NOTE = "mlflow.note.content"
 """Tag of an experiment or run with its description, in Markdown."""
 
 
-def campaign_description(outcomes: Sequence[Outcome]) -> str:
+def campaign_description(outcomes: Outcomes) -> str:
     """Describe a campaign in two lines, which MLflow's pages show at once: counts, the largest gain
     and drift. Below them, how to load what gained most.
     """
@@ -104,7 +104,7 @@ class CampaignEnd:
         return "FINISHED" if self.exit_code in (0, 1) else "FAILED"
 
 
-def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def campaign_metrics(outcomes: Outcomes) -> dict[str, float]:
     """Count the outcomes by verdict, add up the time of the campaign's own builds and judges, and
     sum up what was published.
     """
@@ -127,7 +127,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return metrics
 
 
-def summary_table(outcomes: Sequence[Outcome]) -> str:
+def summary_table(outcomes: Outcomes) -> str:
     """Return the summary as a JSON table; infinite values and NaN become null."""
     return json.dumps(finite(outcome_table(outcomes)), allow_nan=False)
 

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -29,7 +28,7 @@ from freezer.codec import frozen
 from freezer.errors import ColdpressError, UsageError
 from freezer.files import scratch_folder
 from freezer.store import Store
-from pipeline.records import Outcome
+from pipeline.records import Outcomes
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
@@ -162,7 +161,7 @@ class TrackerProcess:
         """Queue `Tracker.start`."""
         self._call("start", begin)
 
-    def log(self, outcomes: Sequence[Outcome]) -> None:
+    def log(self, outcomes: Outcomes) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
 
         Raises:
@@ -174,7 +173,7 @@ class TrackerProcess:
         else:
             self._call("log", tuple(outcomes), time.time())
 
-    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
+    def finish(self, outcomes: Outcomes, end: CampaignEnd) -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:

@@ -12,13 +12,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.codec import frozen
 from freezer.errors import InfrastructureError
-from pipeline.records import Outcome
+from pipeline.records import Outcome, Outcomes
 from pipeline.tracking.campaign_summary import (
     NOTE,
     CampaignEnd,
@@ -170,7 +170,7 @@ class Projection:
 
     def finish(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Outcomes,
         end: CampaignEnd,
         *,
         complete: bool = False,

@@ -45,6 +45,9 @@ CAMPAIGN = "coldpress.campaign"
 KIND, FROZEN = "coldpress.kind", "frozen"
 """Tag of a registered model that Coldpress created, and its value."""
 
+_Metrics = dict[str, float | None]
+"""By name; None where nothing was measured."""
+
 MAX_TAG_NAME_CHARS = 250
 MAX_TAG_CHARS = 1000
 """Below the limits of every MLflow server."""
@@ -198,7 +201,7 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
 
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     measured = candidate.figures
-    metrics: dict[str, float | None] = {}
+    metrics: _Metrics = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
         for name, value in encode(figures).items():
             metrics[f"{section}/{name}"] = value
@@ -226,9 +229,9 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     return {name: shortened(value) for name, value in metrics.items() if value is not None}
 
 
-def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
+def _accuracy_metrics(candidate: CandidateReport) -> _Metrics:
     """What a lower precision costs, as measured and as bounded."""
-    metrics: dict[str, float | None] = {}
+    metrics: _Metrics = {}
     if candidate.accuracy is not None:
         for name, value in candidate.accuracy.measured.items():
             metrics[f"accuracy/{name}"] = value
@@ -236,7 +239,7 @@ def _accuracy_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     return metrics
 
 
-def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
+def _point_metrics(candidate: CandidateReport) -> _Metrics:
     """Return metrics for each timed thread count and point, like `latency_ms/threads 1 batch
     8/p50`; none if there is only one.
     """
@@ -247,7 +250,7 @@ def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
         serves.setdefault(place, point)  # the first of several payloads serves
     if len(serves) < 2:
         return {}
-    metrics: dict[str, float | None] = {}
+    metrics: _Metrics = {}
     for place, point in serves.items():
         for name in ("eager_p50", "p50", "p90", "p99"):
             metrics[f"latency_ms/{place}/{name}"] = getattr(point, name)

@@ -21,7 +21,7 @@ from freezer.errors import (
 )
 from freezer.hardware import DEVICE_CLASSES
 from freezer.store import Store, Version
-from pipeline.records import Note, Outcome
+from pipeline.records import Note, Outcome, Outcomes
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode, Registration
 
@@ -89,7 +89,7 @@ class Tracker:
         """Whether MLflow shows everything that `start` expected."""
         return self._projection is not None and self._projection.is_complete
 
-    def log(self, outcomes: Sequence[Outcome], reached: float | None = None) -> None:
+    def log(self, outcomes: Outcomes, reached: float | None = None) -> None:
         """Log the final outcomes of one model, and register its artifacts. Repeating it changes
         nothing.
 
@@ -109,7 +109,7 @@ class Tracker:
             ):
                 self.num_logged += 1
 
-    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
+    def finish(self, outcomes: Outcomes, end: CampaignEnd) -> None:
         """Write the summary and the report, and end the parent run."""
         projection = self._projection
         if projection is not None:

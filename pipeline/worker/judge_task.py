@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
 
+_Folders = Mapping[str, Path]
+"""Of candidates, by recipe."""
+
 MOST_TIMES = 2
 """How many times `limits.timeout_s` the children of a judge may have taken for another to start."""
 WITHOUT = {
@@ -146,7 +149,7 @@ def _result_of(end: End) -> tuple[JudgeResult, bool]:
 
 
 def _judge_in_children(
-    request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
+    request: JudgeRequest, staging: Path, folders: _Folders
 ) -> tuple[End, Mapping[str, Failure]]:
     """Judge in a child; if it ends with something in hand, in another one without that.
 
@@ -218,9 +221,7 @@ def _stored(place: Workplace, name: str) -> JudgeResult | None:
     return None if content is None else JudgeResult.from_json(json.loads(content))
 
 
-def _bring_candidates(
-    place: Workplace, builds: Mapping[str, str], folders: Mapping[str, Path]
-) -> str | None:
+def _bring_candidates(place: Workplace, builds: Mapping[str, str], folders: _Folders) -> str | None:
     """Fetch the candidates of a judge to this machine.
 
     Returns:
@@ -239,9 +240,7 @@ def _bring_candidates(
     return None
 
 
-def _judge_child(
-    request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
-) -> Iterator[JudgeResult]:
+def _judge_child(request: JudgeRequest, staging: Path, folders: _Folders) -> Iterator[JudgeResult]:
     """Judge the candidates of `beside`, then those of the request; write what they publish."""
     from freezer.freezing.judging import open_session
     from freezer.freezing.sources import find_function
@@ -269,7 +268,7 @@ def _judge_child(
 
 
 def _judge_one(
-    request: JudgeRequest, session: Session, staging: Path, folders: Mapping[str, Path]
+    request: JudgeRequest, session: Session, staging: Path, folders: _Folders
 ) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
     from freezer.freezing.judging import for_portable, judge
