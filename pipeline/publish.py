@@ -211,7 +211,7 @@ class Publisher:
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
         if row is None or row.campaign == self._ledger.campaign:
             return None
-        known = Outcome.from_row(row.data)
+        known = row.outcome
         reference = f"{outcome.model}:{known.version}"
         is_published = not loss_of(self._store, reference, outcome.device_class)
         is_complete = set(missing(known)) <= set(missing(outcome))
@@ -265,7 +265,7 @@ class Publisher:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False
-        recorded = Outcome.from_row(row.data)
+        recorded = row.outcome
         return replace(recorded, cached=outcome.cached) == outcome
 
 

@@ -143,7 +143,7 @@ class History:
         """The outcome of a row, cached or not as in its campaign. A page reads each twice."""
         outcome = self._decoded.get(row)
         if outcome is None:
-            outcome = self._decoded[row] = Outcome.from_row(row.data)
+            outcome = self._decoded[row] = row.outcome
         return Reached(
             outcome=replace(outcome, cached=cached),
             time=row.time,

@@ -180,7 +180,7 @@ class Continued:
         row = self._ledger.own("outcome", outcome.judge_key, outcome.model)
         if row is None or row.time < self.own_since:
             return outcome
-        own = _content(Outcome.from_row(row.data)) == _content(outcome)
+        own = _content(row.outcome) == _content(outcome)
         return replace(outcome, cached=False) if own else outcome
 
 

@@ -21,10 +21,11 @@ from typing import Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freezer.codec import JsonView, frozen
+from freezer.codec import JsonView, checked_row, frozen
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import make_folder, read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
+from pipeline.records import BuildResult, Outcome
 
 LEDGER = f"{WORK}/ledger"
 
@@ -81,6 +82,17 @@ class LedgerRow:
         """The record, decoded at each access."""
         record: JsonView = json.loads(self.text)
         return record
+
+    @property
+    def build(self) -> BuildResult:
+        """The record of a build."""
+        return BuildResult.from_row(self.key, self.data)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome in the record of one."""
+        with checked_row("outcome"):
+            return Outcome.from_json(self.data["outcome"])
 
 
 class Part:

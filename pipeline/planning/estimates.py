@@ -173,7 +173,7 @@ class EarlierSpeeds:
     def _known(self) -> _Known:
         known: _Known = {}
         for row in self._ledger.rows("outcome"):
-            outcome = Outcome.from_row(row.data)
+            outcome = row.outcome
             _take_in(outcome, known)
             self._take_in_contest(outcome, row.data.get("parts", {}))
         return known

@@ -13,7 +13,7 @@ from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, decide, is_kept
 from pipeline.ledger import Ledger, LedgerRow
 from pipeline.planning.keys import DIGESTS, differing
 from pipeline.planning.plan import Item
-from pipeline.records import BuildResult, Outcome
+from pipeline.records import Outcome
 
 _MOST: dict[str | None, int] = {"never": MOST_STARTS, "limit": TIMEOUT_STARTS}
 """Limit of campaign starts that retry a recipe, by what is kept."""
@@ -88,7 +88,7 @@ class FinishedWork:
 
     def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:
         """Return the outcome of a row if it still holds, and why or why not in one line."""
-        outcome = Outcome.from_row(row.data)
+        outcome = row.outcome
         failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"
@@ -141,7 +141,7 @@ class FinishedWork:
             row = self._ledger.find("build", key.digest, model=outcome.model) if key else None
             if row is None:
                 continue
-            failure = BuildResult.from_row(row.key, row.data).failure
+            failure = row.build.failure
             kept = decide(failure.kind, failure.code).kept if failure else None
             if failure is None:
                 again.append(recipe)

@@ -315,12 +315,6 @@ class Outcome(JudgeFindings):
         """Return the outcome that `to_json` wrote, also after a pass through JSON text."""
         return decode(cls, nested_json(data), origin="outcome")
 
-    @classmethod
-    @checked_row("outcome")
-    def from_row(cls, data: JsonView) -> Outcome:
-        """Return the outcome of a row of the ledger; raises as `from_json` does."""
-        return cls.from_json(data["outcome"])
-
 
 def flat_json(record: Any) -> Json:
     """Return the JSON form of an Outcome or JudgeResult, with failure and measurements flat;

@@ -45,7 +45,7 @@ class BuildRecords:
         The memory estimate covers the peak of its last build, possibly with other weights.
         """
         row = self._ledger.nearest("build", item.entry.name, item.device_class)
-        peak_bytes = 0 if row is None else BuildResult.from_row(row.key, row.data).peak_bytes
+        peak_bytes = 0 if row is None else row.build.peak_bytes
         state = ItemState(
             item=item,
             estimate=learned(demand_of(item.entry), peak_bytes),
@@ -76,7 +76,7 @@ class BuildRecords:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
         if row is not None:
-            known = BuildResult.from_row(key, row.data)
+            known = row.build
         else:  # a driver may be killed before it records what a worker stored
             architecture = architecture_of(self._workplace, key)
             known = BuildResult(
@@ -102,7 +102,7 @@ class BuildRecords:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None or outcome.failure is None:
             return outcome
-        failure = outcome.failure.counted(Outcome.from_row(row.data).failure)
+        failure = outcome.failure.counted(row.outcome.failure)
         return replace(outcome, failure=failure)
 
     def add(self, item: Item, result: BuildResult) -> None:
@@ -113,7 +113,7 @@ class BuildRecords:
         failure = result.failure
         row = self._ledger.find("build", result.key, model=name)
         if failure and row:
-            failure = failure.counted(BuildResult.from_row(row.key, row.data).failure)
+            failure = failure.counted(row.build.failure)
         self._ledger.append(
             "build",
             result.key,
