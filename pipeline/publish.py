@@ -125,7 +125,7 @@ class Publisher:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
-                before = self._store.version(f"{outcome.model}:{outcome.version}")
+                before = self._store.version(outcome.reference)
                 carried += before.images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += [_with_host(each, outcome) for each in read_artifacts(folder)]
@@ -212,8 +212,7 @@ class Publisher:
         if row is None or row.campaign == self._ledger.campaign:
             return None
         known = row.outcome
-        reference = f"{outcome.model}:{known.version}"
-        is_published = not loss_of(self._store, reference, outcome.device_class)
+        is_published = not loss_of(self._store, known.reference, outcome.device_class)
         is_complete = set(missing(known)) <= set(missing(outcome))
         if not (known.has_artifact and is_published and is_complete):
             return None

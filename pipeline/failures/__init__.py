@@ -19,6 +19,7 @@ from pipeline.failures.policy import (
     decide,
     final_sentence,
     is_kept,
+    kept_after,
     kind_of_ray,
     retry_rank,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "decide",
     "final_sentence",
     "is_kept",
+    "kept_after",
     "kind_of_ray",
     "retry_rank",
 ]

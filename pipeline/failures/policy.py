@@ -163,9 +163,14 @@ def decide(kind: str, code: str | None = None) -> Decision:
     return BY_CODE.get(code or "") or POLICY.get(kind, NEXT_TIME)
 
 
+def kept_after(failure: Failure) -> Kept:
+    """Return what the next campaign does after a final failure."""
+    return decide(failure.kind, failure.code).kept
+
+
 def retry_rank(failure: Failure) -> int:
     """Return a sort key for failures: the smaller, the sooner a next campaign retries."""
-    return get_args(Kept).index(decide(failure.kind, failure.code).kept)
+    return get_args(Kept).index(kept_after(failure))
 
 
 def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str:
@@ -218,7 +223,7 @@ def is_kept(
     """
     if failure is None:
         return True
-    match decide(failure.kind, failure.code).kept:
+    match kept_after(failure):
         case "never":
             return most_starts is not None and failure.starts >= most_starts and not lifted
         case "limit":

@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
-from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, decide, is_kept
+from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, is_kept, kept_after
 from pipeline.ledger import Ledger, LedgerRow
 from pipeline.planning.keys import DIGESTS, differing
 from pipeline.planning.plan import Item
@@ -142,7 +142,7 @@ class FinishedWork:
             if row is None:
                 continue
             failure = row.build.failure
-            kept = decide(failure.kind, failure.code).kept if failure else None
+            kept = kept_after(failure) if failure else None
             if failure is None:
                 again.append(recipe)
                 lines.append(f"{recipe} was built since, and never judged")

@@ -301,6 +301,11 @@ class Outcome(JudgeFindings):
         return self.report.warnings if self.report else ()
 
     @property
+    def reference(self) -> str:
+        """Its version in the store."""
+        return f"{self.model}:{self.version}"
+
+    @property
     def registered_as(self) -> str:
         """MLflow's registered model for its artifacts."""
         return self.registered_name or self.model

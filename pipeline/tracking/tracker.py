@@ -157,7 +157,7 @@ class Tracker:
         if outcome.artifact is None or outcome.version is None:
             return None
         try:
-            version = self._store.version(f"{outcome.model}:{outcome.version}")
+            version = self._store.version(outcome.reference)
         except NotPublishedError as error:
             self.notes.append(
                 f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}"
@@ -185,7 +185,7 @@ class Tracker:
             return True
         if served is None:
             return False
-        version = self._store.version(f"{outcome.model}:{outcome.version}")
+        version = self._store.version(outcome.reference)
         serves_from, made_in = (
             self._store.manifest(found, serving).version or 0 for found in (latest, version)
         )

@@ -19,7 +19,7 @@ from freezer.errors import IntegrityError
 from freezer.files import make_folder, write_whole
 from freezer.freezing.in_hand import FURTHER, PREVIOUS, hold
 from freezer.store import WORK
-from pipeline.failures import decide, retry_rank
+from pipeline.failures import kept_after, retry_rank
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
@@ -144,7 +144,7 @@ def _result_of(end: End) -> tuple[JudgeResult, bool]:
         is_final = (result.verdict != "unstable" or result.has_artifact) and not result.contest
     else:
         result = JudgeResult.of_failure(failure)
-        is_final = decide(failure.kind, failure.code).kept == "key"
+        is_final = kept_after(failure) == "key"
     return replace(result, judge_s=end.wall_s, peak_bytes=end.peak_bytes), is_final
 
 
