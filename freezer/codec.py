@@ -50,18 +50,10 @@ MAX_INT = 2**63
 _SCALARS = (bool, int, float, str, NoneType)
 
 
-@dataclass_transform(
-    frozen_default=True,
-    kw_only_default=True,
-    field_specifiers=(field,),
-)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def frozen(made: type[_Record]) -> type[_Record]:
     """Make a class a frozen dataclass with slots, whose fields are given by name; a decorator."""
-    return dataclass(
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )(made)
+    return dataclass(frozen=True, kw_only=True, slots=True)(made)
 
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
@@ -120,11 +112,7 @@ def read_json(data: bytes, *, origin: str) -> Any:
     """
     try:
         value = json.loads(data)
-        json.dumps(
-            value,
-            ensure_ascii=False,
-            allow_nan=False,
-        ).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise IntegrityError(
             f"{origin} is not JSON that Coldpress reads: {error}; pull it again"
@@ -132,12 +120,7 @@ def read_json(data: bytes, *, origin: str) -> Any:
     return value
 
 
-def read_record(
-    kind: type[_Record],
-    data: bytes,
-    *,
-    origin: str,
-) -> _Record:
+def read_record(kind: type[_Record], data: bytes, *, origin: str) -> _Record:
     """Parse the JSON text of a dataclass instance.
 
     Raises:
@@ -146,12 +129,7 @@ def read_record(
     return decode(kind, read_json(data, origin=origin), origin=origin)
 
 
-def decode(
-    kind: type[_Record],
-    data: object,
-    *,
-    origin: str,
-) -> _Record:
+def decode(kind: type[_Record], data: object, *, origin: str) -> _Record:
     """The dataclass instance that `encode` wrote, also after a pass through JSON text.
 
     Unknown keys are ignored; missing fields take their defaults.
@@ -305,11 +283,7 @@ def _record(kind: _Type, value: object) -> object:
         raise _MismatchError(f"is wrong: {error}") from None
 
 
-def _at(
-    key: str,
-    kind: _Type,
-    value: object,
-) -> object:
+def _at(key: str, kind: _Type, value: object) -> object:
     try:
         return _decode(kind, value)
     except _MismatchError as error:

@@ -15,10 +15,7 @@ from freezer.cli import StoreOption, exiting, say
 from freezer.errors import INFRASTRUCTURE, OK, UsageError
 from freezer.store import Store
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 TrackingOption = Annotated[
     str | None,
@@ -35,10 +32,7 @@ MlflowArtifactsOption = Annotated[
 
 
 @app.command()
-@exiting(
-    refused=INFRASTRUCTURE,
-    interrupted="interrupted; run the same command to continue",
-)
+@exiting(refused=INFRASTRUCTURE, interrupted="interrupted; run the same command to continue")
 def main(
     campaign: Annotated[str | None, Argument(help="Name of the campaign.")] = None,
     every: Annotated[

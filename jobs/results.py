@@ -23,18 +23,9 @@ from pipeline.records import STYLES, iso, rounded
 if TYPE_CHECKING:
     from pipeline.reporting import OutcomeChange, PastOutcome
 
-report_app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-compare_app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-history_app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+history_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _COLUMNS = (
     *("date (UTC)", "verdict", "change", "recipe"),

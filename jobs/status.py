@@ -11,10 +11,7 @@ from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json
 from freezer.errors import INFRASTRUCTURE, UsageError
 from freezer.store import Store
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -29,17 +29,11 @@ _REFUSED: Any = typer.BadParameter.__bases__[0]
 ADDRESSES = ["RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"]
 """Variables of `ray job submit`."""
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@exiting(
-    refused=INFRASTRUCTURE,
-    interrupted="interrupted before the job was submitted",
-)
+@exiting(refused=INFRASTRUCTURE, interrupted="interrupted before the job was submitted")
 def main(
     context: typer.Context,
     address: Annotated[
@@ -179,21 +173,10 @@ def _environ(variables: list[str]) -> dict[str, str]:
     return environ
 
 
-def _follow(
-    jobs: Jobs,
-    job: Job,
-    status: str,
-) -> int:
+def _follow(jobs: Jobs, job: Job, status: str) -> int:
     """Print a job's log until it ends or the user leaves; return the exit code."""
     try:
-        ended = jobs.follow(
-            job.id,
-            partial(
-                print,
-                end="",
-                flush=True,
-            ),
-        )
+        ended = jobs.follow(job.id, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         say(f"job {job.id} keeps running; {status}")
         say(f"to stop it: ray job stop {job.id} --address {jobs.address}")

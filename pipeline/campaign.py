@@ -165,12 +165,7 @@ class Campaign:
         work = []
         for what, state in self._begun().items():
             recipes = tuple(name for name in state.item.builds if name not in state.results)
-            work.append(
-                ItemWork(
-                    what=what,
-                    recipes=recipes,
-                )
-            )
+            work.append(ItemWork(what=what, recipes=recipes))
         return work
 
     def _begun(self) -> dict[str, ItemState]:

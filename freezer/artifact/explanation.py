@@ -44,16 +44,8 @@ class Error:
     excess: float
 
 
-NO_ERROR = Error(
-    relative=0.0,
-    ratio=0.0,
-    excess=0.0,
-)
-WRONG = Error(
-    relative=MOST,
-    ratio=MOST,
-    excess=MOST,
-)
+NO_ERROR = Error(relative=0.0, ratio=0.0, excess=0.0)
+WRONG = Error(relative=MOST, ratio=MOST, excess=MOST)
 
 
 @frozen
@@ -150,11 +142,7 @@ class Explanation:
             mark = "  <-" if score.stage == self.stage else ""
             lines.append(f"{score.error.ratio:11.3g}  {score.stage}{mark}")
         lines += ["", f"{'alone':>11} {'in all':>9}  node, module, line"]
-        by_error = sorted(
-            self.nodes,
-            key=lambda node: node.local.ratio,
-            reverse=True,
-        )
+        by_error = sorted(self.nodes, key=lambda node: node.local.ratio, reverse=True)
         for node in self.nodes:
             if node in by_error[:MAX_NODES]:
                 mark = "  <-" if node == self.guilty else ""

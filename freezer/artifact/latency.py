@@ -238,9 +238,7 @@ class SpeedChange:
 
 
 def regression_kind(
-    speed: SpeedChange | None,
-    error_ratio_before: float | None,
-    error_ratio: float | None,
+    speed: SpeedChange | None, error_ratio_before: float | None, error_ratio: float | None
 ) -> Literal["slower", "drifted"] | None:
     """How a new artifact is worse than the one before; None if it is not.
 

@@ -267,11 +267,7 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     if of_torch[0].level == "ok":
         yield from check_compiler(request)
         yield from check_gpus(request)
-    for entry in sorted(
-        entry_points(group=GROUP),
-        key=lambda entry: entry.name,
-        reverse=True,
-    ):
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
         try:
             check: Check = entry.load()
         except ImportError as error:

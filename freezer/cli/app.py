@@ -95,14 +95,5 @@ app.command("list")(list_models)
 
 def main() -> None:
     """Run the command; print an error as one line on stderr, and exit with its code."""
-    with (
-        exiting(),
-        reported(
-            partial(
-                print,
-                file=sys.stderr,
-                flush=True,
-            )
-        ),
-    ):
+    with exiting(), reported(partial(print, file=sys.stderr, flush=True)):
         app()

@@ -31,12 +31,7 @@ console = Console()
 error_console = Console(stderr=True)
 
 
-def say(
-    line: str,
-    style: str = "",
-    *,
-    on: Console = console,
-) -> None:
+def say(line: str, style: str = "", *, on: Console = console) -> None:
     """Print one line without markup or wrapping."""
     on.print(
         line,
@@ -63,20 +58,12 @@ def note(line: str) -> None:
 def transfer_bar() -> Iterator[None]:
     """Show the transfers of the block on stderr, if that is a terminal."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(
-        *columns,
-        console=error_console,
-        transient=True,
-    )
+    bar = Progress(*columns, console=error_console, transient=True)
     task = bar.add_task("", total=0)
 
     def show(num_bytes: int, planned_bytes: int) -> None:
         total = (bar.tasks[0].total or 0) + planned_bytes
-        bar.update(
-            task,
-            advance=num_bytes,
-            total=total,
-        )
+        bar.update(task, advance=num_bytes, total=total)
 
     if not error_console.is_terminal:
         yield

@@ -99,11 +99,7 @@ def _print_figures(verification: Verification) -> None:
     for figure in verification.figures:
         ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
         rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
-    console.print(
-        rows,
-        markup=False,
-        highlight=False,
-    )
+    console.print(rows, markup=False, highlight=False)
     say(f"error ratio: {ERROR_RATIO}", "dim")
     if verification.accuracy is not None:
         bounds = verification.accuracy.bounds.items()
@@ -135,10 +131,7 @@ def inspect(
             sys.stdout.write(frozen_code(artifact))
         else:
             rows = table()
-            rows.add_column(
-                style="bold",
-                no_wrap=True,
-            )
+            rows.add_column(style="bold", no_wrap=True)
             rows.add_column(overflow="fold")
             for title, value in describe(artifact.manifest, published):
                 rows.add_row(title, Text(value))
@@ -188,10 +181,7 @@ def _write(outputs: dict[str, Tensor], output: Path) -> None:
     from freezer.runtime.tensor_files import save_tensors
 
     try:
-        output.parent.mkdir(
-            parents=True,
-            exist_ok=True,
-        )
+        output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output, None) as partial:
             save_tensors(outputs, partial)
     except OSError as error:

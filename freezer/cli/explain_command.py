@@ -68,11 +68,7 @@ def explain(
                 (out / f"{explanation.recipe}.svg").write_text(explanation.svg())
 
 
-def _parsed(
-    text: str,
-    args: Json,
-    trust: bool,
-) -> Source:
+def _parsed(text: str, args: Json, trust: bool) -> Source:
     from freezer.freezing.sources import parse_source
 
     here = Path.cwd()
@@ -85,11 +81,7 @@ def _parsed(
     )
 
 
-def _artifact_of(
-    model: str,
-    store: str,
-    folder: Path,
-) -> Artifact | None:
+def _artifact_of(model: str, store: str, folder: Path) -> Artifact | None:
     """The artifact that a folder or a model of a store names; None for a source."""
     from freezer.freezing.sources import KINDS
 
@@ -134,11 +126,7 @@ def _explained(
 
     options = FreezeOptions(recipes=recipes)
     device_class_, device = resolve_device(None, options.device_class, options.device)
-    selected = select(
-        options.recipes,
-        portable=False,
-        installed=installed_versions(),
-    )
+    selected = select(options.recipes, portable=False, installed=installed_versions())
     with scratch_folder() as cache:
         local = fetched(source, Path(cache))
         subject = load_subject(local, "model", spec, samples, options.for_subject(device))

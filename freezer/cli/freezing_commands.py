@@ -298,11 +298,7 @@ def _named(options: Sequence[str]) -> Json:
     return named
 
 
-def parsed_json(
-    text: str,
-    option: str,
-    kind: type | UnionType = dict,
-) -> Any:
+def parsed_json(text: str, option: str, kind: type | UnionType = dict) -> Any:
     """Parse the JSON of an option."""
     try:
         value = json.loads(text)

@@ -45,9 +45,7 @@ from freezer.store import (
 
 
 def list_models(
-    model: MaybeModelArgument = None,
-    store: StoreOption = "./store",
-    as_json: JsonOption = False,
+    model: MaybeModelArgument = None, store: StoreOption = "./store", as_json: JsonOption = False
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
@@ -95,11 +93,7 @@ def _print_versions(listed: Iterable[ListedVersion]) -> None:
                 artifact.digest.removeprefix("sha256:")[:12],
             )
             first = ("", "", "")
-    console.print(
-        rows,
-        markup=False,
-        highlight=False,
-    )
+    console.print(rows, markup=False, highlight=False)
 
 
 def pull(

@@ -220,11 +220,7 @@ def eager_tolerance(dtype: str) -> float:
     return max(EAGER_REFERENCE_TOL, 4 * EPS[dtype])
 
 
-def golden_problem(
-    error: OutputError,
-    gate: Gate,
-    small: Sums,
-) -> tuple[float, str | None]:
+def golden_problem(error: OutputError, gate: Gate, small: Sums) -> tuple[float, str | None]:
     """The error ratio of an output against a golden output, and why it does not pass the gate; None
     where it passes.
 

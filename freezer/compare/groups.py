@@ -211,12 +211,7 @@ def _squares(
     return [*(np.where(used, values, 0.0) for values in squares), used]
 
 
-def _suspects(
-    columns: Numbers,
-    dtype: str,
-    *,
-    float64: bool,
-) -> list[int]:
+def _suspects(columns: Numbers, dtype: str, *, float64: bool) -> list[int]:
     """Indices of slices whose error rounding does not explain, and where eager has correct
     digits.
     """
@@ -233,9 +228,7 @@ def _suspects(
 
 
 def _slice_problem(
-    error: OutputError,
-    error_ratio_max: float | None,
-    where: str,
+    error: OutputError, error_ratio_max: float | None, where: str
 ) -> SliceProblem | None:
     allowed_error = replace(error, native_rmse=SLICE_FACTOR * error.native_rmse)
     ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)

@@ -143,13 +143,7 @@ def move(source: Path, dest: Path) -> None:
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
     """Make a folder and its parents, if missing."""
-    retried(
-        lambda: path.mkdir(
-            mode,
-            parents=True,
-            exist_ok=True,
-        )
-    )
+    retried(lambda: path.mkdir(mode, parents=True, exist_ok=True))
 
 
 def remove(path: Path) -> None:

@@ -95,12 +95,7 @@ def open_bucket(uri: str) -> Bucket:
             f"{uri!r} cannot be reached: {first_line(error)}; {remedy(parts.scheme)}"
         ) from error
     base = path_in_bucket(uri)
-    return Bucket(
-        uri=uri,
-        filesystem=filesystem,
-        base=base,
-        where=f"{parts.scheme}://{base}",
-    )
+    return Bucket(uri=uri, filesystem=filesystem, base=base, where=f"{parts.scheme}://{base}")
 
 
 def path_in_bucket(uri: str) -> str:

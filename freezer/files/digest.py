@@ -128,11 +128,7 @@ def open_regular(path: Path, mode: str = "rb") -> FileIO:
     )
 
 
-def chunks_of(
-    file: BinaryIO,
-    limit_bytes: int,
-    origin: object,
-) -> Iterator[bytes]:
+def chunks_of(file: BinaryIO, limit_bytes: int, origin: object) -> Iterator[bytes]:
     """Read an open file in parts.
 
     Args:

@@ -68,11 +68,7 @@ def _remove_remains(place: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(
-    folder: str | Path,
-    operation: int,
-    stack: ExitStack,
-) -> None:
+def _lock(folder: str | Path, operation: int, stack: ExitStack) -> None:
     handle = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
     stack.callback(os.close, handle)
     fcntl.flock(handle, operation)

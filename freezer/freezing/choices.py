@@ -81,27 +81,15 @@ def check_used(names: Iterable[str], precision: Collection[str]) -> None:
 
 
 def left_out(
-    names: Iterable[str],
-    *,
-    installed: Collection[str],
-    precision: Collection[str] = (),
+    names: Iterable[str], *, installed: Collection[str], precision: Collection[str] = ()
 ) -> str:
     """The recipes that `select` leaves out and the packages that they lack, for people; empty if
     there is none.
     """
     wanted = tuple(names)
-    selected = select(
-        wanted,
-        portable=False,
-        installed=installed,
-        precision=precision,
-    )
+    selected = select(wanted, portable=False, installed=installed, precision=precision)
     lines = []
-    for recipe in select(
-        wanted,
-        portable=False,
-        precision=precision,
-    ):
+    for recipe in select(wanted, portable=False, precision=precision):
         missing = [name for name in recipe.packages if name not in installed]
         if recipe not in selected:
             lines.append(f"{recipe.name} is left out, which needs `{install_command(*missing)}`")

@@ -43,12 +43,10 @@ class Refused:
 
 
 _FPMATH = Refused(
-    why="lets oneDNN compute float32 in fewer bits, also in the source model",
-    plain=("strict",),
+    why="lets oneDNN compute float32 in fewer bits, also in the source model", plain=("strict",)
 )
 _HINTS = Refused(
-    why="lets oneDNN pack weights for other vectors than the device class's",
-    plain=("no_hints",),
+    why="lets oneDNN pack weights for other vectors than the device class's", plain=("no_hints",)
 )
 _TF32 = ("", "0", "false", "no", "off", "n")
 
@@ -62,8 +60,7 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
         plain=("auto", "off"),
     ),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Refused(
-        why="lets torch multiply float32 matrices in fewer bits",
-        plain=_TF32,
+        why="lets torch multiply float32 matrices in fewer bits", plain=_TF32
     ),
     "NVIDIA_TF32_OVERRIDE": Refused(
         why="lets every CUDA library multiply float32 in fewer bits",
@@ -71,12 +68,10 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
         kind="cuda",
     ),
     "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": Refused(
-        why="changes the strides that torch.export gives",
-        plain=("0",),
+        why="changes the strides that torch.export gives", plain=("0",)
     ),
     "MKL_ENABLE_INSTRUCTIONS": Refused(
-        why="lets MKL compute and pack for other instructions than the device class's",
-        kind="cpu",
+        why="lets MKL compute and pack for other instructions than the device class's", kind="cpu"
     ),
 }
 """By name. Unset or empty variables, and those with a limit of the device class, have no effect."""

@@ -260,11 +260,7 @@ def _freeze_for(
     return replace(result, evidence=evidence)
 
 
-def _session(
-    subject: Subject,
-    target: Target,
-    options: FreezeOptions,
-) -> Session:
+def _session(subject: Subject, target: Target, options: FreezeOptions) -> Session:
     session = open_session(
         subject,
         target,

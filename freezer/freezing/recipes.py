@@ -250,11 +250,7 @@ def _lower(base: Recipe, precision: str, *tools: str) -> Recipe:
 
 _IN_BUILD_ORDER = (  # the cheapest first
     _torchscript("torchscript-frozen"),
-    _torchscript(
-        "torchscript-exact",
-        optimize_numerics=False,
-        auto=False,
-    ),
+    _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
     _torchscript("torchscript-optimized", optimize_for_inference=True),
     _OPENVINO,
     _lower(_OPENVINO, "bf16"),
@@ -268,11 +264,7 @@ _IN_BUILD_ORDER = (  # the cheapest first
     _lower(_INDUCTOR, "tf32"),
     _lower(_INDUCTOR, "int8", "torchao"),
     _inductor("inductor-unpacked", weight_prepack=False),
-    _inductor(
-        "inductor-unfrozen",
-        freezing=False,
-        weight_prepack=False,
-    ),
+    _inductor("inductor-unfrozen", freezing=False, weight_prepack=False),
     _inductor("inductor-max-autotune", max_autotune=True),
     Recipe(
         name="portable",

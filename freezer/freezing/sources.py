@@ -92,11 +92,7 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         raise SourceError(f"got {text!r}, expected {kinds}, as in torchscript:model.pt")
     if kind == "python" and (location.count(":") != 1 or not all(location.split(":"))):
         raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")
-    source = Source(
-        kind=known,
-        location=location,
-        **settings,
-    )
+    source = Source(kind=known, location=location, **settings)
     _check_settings(source)
     return replace(source, location=_location(source, folder))
 

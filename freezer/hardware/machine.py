@@ -249,9 +249,7 @@ def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
 
 
 def _cuda_classes(
-    host: Host,
-    environ: Mapping[str, str],
-    cpu: Collection[str],
+    host: Host, environ: Mapping[str, str], cpu: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Classes of the visible GPUs, in order, and the reasons for other classes."""
     if not host.gpus:

@@ -133,12 +133,7 @@ def _refusal(problem: str) -> SpecError:
     return SpecError(f"accuracy: {problem}", code=BAD_ACCURACY)
 
 
-def text_of(
-    name: str,
-    value: float,
-    *,
-    bound: bool = False,
-) -> str:
+def text_of(name: str, value: float, *, bound: bool = False) -> str:
     """A measure in words; a bound is rounded to the safe side."""
     at_least, at_most = (" at least", " at most") if bound else ("", "")
     if name == TOP1:

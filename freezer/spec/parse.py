@@ -74,12 +74,7 @@ def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
     )
 
 
-def declared_item(
-    name: str,
-    item: Any,
-    *,
-    positional: bool = False,
-) -> InputItem:
+def declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
     """Parse one input or a part of one; see `declared_spec`."""
     form = next((key for key in _FORMS if isinstance(item, Mapping) and key in item), None)
     allowed: list[str] = [form] if form else ["dtype", "range", "relation", "shape"]
@@ -108,11 +103,7 @@ def declared_item(
     )
 
 
-def _declared_nested(
-    name: str,
-    kind: Literal["tuple", "list", "dict"],
-    given: Any,
-) -> NestedSpec:
+def _declared_nested(name: str, kind: Literal["tuple", "list", "dict"], given: Any) -> NestedSpec:
     form = Mapping if kind == "dict" else list
     if not isinstance(given, form):
         got, expected = type(given).__name__, form.__name__.lower()

@@ -98,12 +98,7 @@ def pairs_in(metadata: Mapping[str, str] | None) -> Sequence[str]:
     return pairs
 
 
-def header_of(
-    kind: str,
-    sizes: Sequence[int],
-    *,
-    paired: bool,
-) -> Header:
+def header_of(kind: str, sizes: Sequence[int], *, paired: bool) -> Header:
     """The dtype and shape of a tensor in a .safetensors file.
 
     Args:

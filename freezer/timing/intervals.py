@@ -59,11 +59,7 @@ def exchanges(num_rounds: int, seed: int) -> Tensor:
 
 
 def is_larger(
-    first: Tensor,
-    second: Tensor,
-    differences: Differences,
-    share: float,
-    signs: Tensor,
+    first: Tensor, second: Tensor, differences: Differences, share: float, signs: Tensor
 ) -> Tensor:
     """Whether the differences have a positive sum, and at most a share of the exchanges as large a
     one.
@@ -75,21 +71,13 @@ def is_larger(
         signs: see `exchanges`.
     """
     each = differences(first, second)
-    total = each.sum(
-        dim=-1,
-        keepdim=True,
-    )
+    total = each.sum(dim=-1, keepdim=True)
     as_large = each @ signs >= total * (1 - 1e-9)
     return (as_large.double().mean(dim=-1) <= share) & (total[..., 0] > 0)
 
 
 def ratio_interval(
-    first: Tensor,
-    second: Tensor,
-    differences: Differences,
-    *,
-    tail: float,
-    seed: int,
+    first: Tensor, second: Tensor, differences: Differences, *, tail: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Estimate the ratio of two entrants' figures.
 

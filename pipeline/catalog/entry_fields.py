@@ -85,11 +85,7 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
             raise ValueError(
                 f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
             )
-        return Source(
-            kind="mlflow",
-            location=location,
-            **settings,
-        )
+        return Source(kind="mlflow", location=location, **settings)
     source = parse_source(text, folder=folders.base, **settings)
     if source.kind == "python":
         check_function(source.location, folders.search_path)
@@ -254,13 +250,7 @@ def _check_not_empty(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
 
 _List = Annotated[tuple[_Item, ...], Strict(False)]
 _NonEmpty = Annotated[_List[_Item], AfterValidator(_check_not_empty)]
-_Count = Annotated[
-    int,
-    Field(
-        ge=1,
-        lt=2**31,
-    ),
-]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class EntryModel(BaseModel):
@@ -285,10 +275,7 @@ class EntryModel(BaseModel):
         lt=2**63,
     )
     method: str | None = None
-    sha256: str | None = Field(
-        default=None,
-        pattern=SHA256,
-    )
+    sha256: str | None = Field(default=None, pattern=SHA256)
     trust: bool = False
     source: Annotated[str, AfterValidator(_read_source)]
     dims: Json = {}
@@ -308,9 +295,6 @@ class EntryModel(BaseModel):
     accuracy: Annotated[Json | None, AfterValidator(_read_accuracy)] = None
     tags: dict[str, str] = {}
     preserve: _List[Annotated[str, Field(pattern=DOTTED)]] = ()
-    reset: str | None = Field(
-        default=None,
-        pattern=IDENTIFIER,
-    )
+    reset: str | None = Field(default=None, pattern=IDENTIFIER)
     threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
     points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None

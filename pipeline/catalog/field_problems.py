@@ -44,11 +44,7 @@ def field_errors(field: str = "") -> Iterator[None]:
         yield
     except ColdpressError as error:
         code = error.code if error.code == "CP-TRUST" else ENTRY
-        raise FieldError(
-            str(error),
-            field=field,
-            code=code,
-        ) from None
+        raise FieldError(str(error), field=field, code=code) from None
     except OSError as error:
         raise FieldError(str(error), field=field) from None
 
@@ -91,11 +87,7 @@ def field_error(details: ErrorDetails, names: Collection[str]) -> FieldError:
     field = ".".join(str(part) for part in details["loc"] if part != "[key]")
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
-        return FieldError(
-            str(cause),
-            field=cause.field or field,
-            code=cause.code,
-        )
+        return FieldError(str(cause), field=cause.field or field, code=cause.code)
     return FieldError(str(cause) if cause else _in_words(details, names), field=field)
 
 

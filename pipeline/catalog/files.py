@@ -68,11 +68,7 @@ def read_file(path: Path) -> list[Record]:
         ) from error
     if not records:
         message = f"{path} lists no models; expected at least one entry"
-        raise CatalogError(
-            message,
-            field="models",
-            code=EMPTY,
-        )
+        raise CatalogError(message, field="models", code=EMPTY)
     return records
 
 
@@ -105,14 +101,7 @@ def _read_yaml(path: Path) -> list[Record]:
     for node, value in zip(nodes["models"].value, models, strict=True):
         merged = _merged(defaults, value) if isinstance(value, dict) else value
         place = _place(node, path)
-        records.append(
-            Record(
-                place=place,
-                value=merged,
-                file=path,
-                nodes=(node, *shared),
-            )
-        )
+        records.append(Record(place=place, value=merged, file=path, nodes=(node, *shared)))
     return records
 
 
@@ -140,11 +129,7 @@ def _composed(content: bytes, path: Path) -> yaml.Node | None:
     return root
 
 
-def _check_node(
-    node: yaml.Node,
-    path: Path,
-    depth: int,
-) -> None:
+def _check_node(node: yaml.Node, path: Path, depth: int) -> None:
     """Check a node and what is in it.
 
     Raises:
@@ -204,12 +189,7 @@ def _read_json_lines(path: Path) -> list[Record]:
             except (ValueError, RecursionError) as error:
                 message = f"got {line.strip()!r:.80}, which is not JSON: {error}"
                 raise CatalogError(message, place=place) from None
-            records.append(
-                Record(
-                    place=place,
-                    value=value,
-                )
-            )
+            records.append(Record(place=place, value=value))
     return records
 
 

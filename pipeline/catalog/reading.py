@@ -149,11 +149,7 @@ def read_entries(given: Sequence[CatalogEntry], *, only: Sequence[str] = ()) -> 
         CatalogError, UsageError: as `read_catalog`; a function cannot be imported by workers.
     """
     records = [
-        Record(
-            place=f"entry {index}",
-            value=as_file(one),
-        )
-        for index, one in enumerate(given)
+        Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)
     ]
     return _read_records(
         records,
@@ -261,10 +257,7 @@ def _read_entry(record: Record, folder: Path) -> Entry:
         ValidationError: the entry is invalid.
     """
     search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
-    folders = Folders(
-        base=folder,
-        search_path=search_path,
-    )
+    folders = Folders(base=folder, search_path=search_path)
     parsed = EntryModel.model_validate(record.value, context=folders)
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
     return Entry(
@@ -275,11 +268,7 @@ def _read_entry(record: Record, folder: Path) -> Entry:
     )
 
 
-def _error(
-    record: Record,
-    label: str,
-    problem: FieldError,
-) -> CatalogError:
+def _error(record: Record, label: str, problem: FieldError) -> CatalogError:
     return CatalogError(
         str(problem),
         entry=label,

@@ -109,10 +109,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
     with head.watched():
         try:
-            yield Cluster(
-                joined=bool(joined),
-                head=head,
-            )
+            yield Cluster(joined=bool(joined), head=head)
         finally:
             _leave(head)
 
@@ -160,10 +157,7 @@ def _leave(head: Head) -> None:
         ray.shutdown()
         return
     atexit.unregister(ray.shutdown)
-    thread = threading.Thread(
-        target=ray.shutdown,
-        daemon=True,
-    )
+    thread = threading.Thread(target=ray.shutdown, daemon=True)
     thread.start()
     thread.join(LEAVE_S)
 

@@ -220,25 +220,14 @@ class Cluster:
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         """Wait until a task ends, at most `timeout_s` seconds; return all that have ended."""
-        ended, others = ray.wait(
-            list(handles),
-            num_returns=1,
-            timeout=timeout_s,
-        )
+        ended, others = ray.wait(list(handles), num_returns=1, timeout=timeout_s)
         if ended and others:
-            ended += ray.wait(
-                others,
-                num_returns=len(others),
-                timeout=0,
-            )[0]
+            ended += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return [self._done(handle) for handle in ended]
 
     def _done(self, handle: Handle) -> Done:
         try:
-            return Done(
-                handle=handle,
-                value=ray.get(handle),
-            )
+            return Done(handle=handle, value=ray.get(handle))
         except ray.exceptions.RayTaskError as error:
             failure = f"{type(error.cause).__name__}: {error.cause}"
             return Done(
@@ -263,11 +252,7 @@ class Cluster:
             return
         for handle in handles:
             ray.cancel(handle, force=False)
-        _, alive = ray.wait(
-            list(handles),
-            num_returns=len(handles),
-            timeout=grace_s,
-        )
+        _, alive = ray.wait(list(handles), num_returns=len(handles), timeout=grace_s)
         for handle in alive:
             with suppress(ValueError, ray.exceptions.RayError):
                 ray.cancel(handle, force=True)

@@ -84,11 +84,7 @@ The last one: no process, thread or open file is left on the machine.
 
 def coded_failure(kind: str, message: str) -> Failure:
     """Return the failure of a kind that no exception represents."""
-    return Failure(
-        kind=kind,
-        code=CODES[kind],
-        message=message,
-    )
+    return Failure(kind=kind, code=CODES[kind], message=message)
 
 
 def classify(error: BaseException) -> Failure:
@@ -107,11 +103,7 @@ def classify(error: BaseException) -> Failure:
         kind = error.kind
     elif isinstance(error, InfrastructureError | StoreError):
         kind = "infrastructure"
-    return Failure(
-        kind=kind,
-        code=code,
-        message=message,
-    )
+    return Failure(kind=kind, code=code, message=message)
 
 
 def _message(error: BaseException) -> str:

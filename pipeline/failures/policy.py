@@ -60,20 +60,9 @@ NEXT_TIME = Decision()
 """Final in this campaign; the next one tries again."""
 
 FINAL = Decision(kept="key")
-ELSEWHERE = Decision(
-    attempts=3,
-    elsewhere=True,
-)
-LATER = Decision(
-    attempts=3,
-    elsewhere=True,
-    later=True,
-)
-TWICE_LATER = Decision(
-    attempts=2,
-    elsewhere=True,
-    later=True,
-)
+ELSEWHERE = Decision(attempts=3, elsewhere=True)
+LATER = Decision(attempts=3, elsewhere=True, later=True)
+TWICE_LATER = Decision(attempts=2, elsewhere=True, later=True)
 
 POLICY: Mapping[str, Decision] = {
     # The model: it would fail again.
@@ -105,14 +94,8 @@ POLICY: Mapping[str, Decision] = {
     # memory`.
     "node": ELSEWHERE,
     "worker": ELSEWHERE,
-    "node-memory": Decision(
-        attempts=2,
-        more_memory=True,
-    ),
-    "task": Decision(
-        attempts=2,
-        elsewhere=True,
-    ),
+    "node-memory": Decision(attempts=2, more_memory=True),
+    "task": Decision(attempts=2, elsewhere=True),
 }
 """By kind of failure."""
 
@@ -188,11 +171,7 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
     )
 
 
-def attempts_left(
-    before: Sequence[str],
-    kind: str,
-    code: str | None = None,
-) -> int:
+def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> int:
     """Return how many attempts a task has left.
 
     Args:
@@ -241,11 +220,7 @@ def is_kept(
             return True
 
 
-def final_sentence(
-    kind: str,
-    code: str | None,
-    num_attempts: int,
-) -> str:
+def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
     """Return what to add to the message of a final failure: the number of attempts, and what the
     next campaign does.
     """

@@ -139,11 +139,7 @@ def _is_locked(lock: IO[bytes]) -> bool:
     return False
 
 
-def _running(
-    campaign: str,
-    folder: Path,
-    holder: Holder | None,
-) -> InfrastructureError:
+def _running(campaign: str, folder: Path, holder: Holder | None) -> InfrastructureError:
     who = f": {holder.who}" if holder else ""
     return InfrastructureError(
         f"campaign {campaign!r} is being run by another driver on {folder}{who}; wait for it, or"

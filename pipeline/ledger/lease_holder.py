@@ -99,11 +99,7 @@ def lease_path(folder: Path, campaign: str) -> Path:
     return folder / f"lease-{campaign}.json"
 
 
-def lease_of(
-    folder: Path,
-    campaign: str,
-    remote: RemoteFiles | None,
-) -> Path | LeaseObject:
+def lease_of(folder: Path, campaign: str, remote: RemoteFiles | None) -> Path | LeaseObject:
     """Return the lease of a campaign in a ledger's folder, or in its bucket."""
     path = lease_path(folder, campaign)
     return path if remote is None else LeaseObject(remote, f"{WORK}/ledger/{path.name}")

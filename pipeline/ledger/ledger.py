@@ -199,11 +199,7 @@ class Ledger:
         """
         rows = self._of_keys.get((kind, key), {})
         if model is None:
-            return max(
-                rows.values(),
-                key=lambda row: row.time,
-                default=None,
-            )
+            return max(rows.values(), key=lambda row: row.time, default=None)
         return rows.get(model)
 
     def rows(self, kind: RowKind) -> list[LedgerRow]:
@@ -317,11 +313,7 @@ class Ledger:
         drop_parts(small, self._remote)
 
 
-def keep_newest(
-    rows: dict[_Key, LedgerRow],
-    key: _Key,
-    row: LedgerRow,
-) -> None:
+def keep_newest(rows: dict[_Key, LedgerRow], key: _Key, row: LedgerRow) -> None:
     """Store a row under its key, unless there is a newer one."""
     known = rows.get(key)
     if known is None or known.time <= row.time:

@@ -60,15 +60,9 @@ def demand_of(entry: Entry) -> Demand:
     """Return the demand of an entry whose files are here."""
     if entry.limits.memory_gb is not None:
         given = int(entry.limits.memory_gb * 1e9)
-        return Demand(
-            asked=given,
-            least=given,
-        )
+        return Demand(asked=given, least=given)
     weights = _weights_bytes(entry)
-    return Demand(
-        asked=_step(BASE_BYTES + PER_WEIGHT * weights),
-        least=weights,
-    )
+    return Demand(asked=_step(BASE_BYTES + PER_WEIGHT * weights), least=weights)
 
 
 def learned(demand: Demand, used_bytes: int) -> Demand:
@@ -224,11 +218,7 @@ class EarlierSpeeds:
         """The optional recipes of an item that cannot be expected to win, each with the reason."""
         known = self._known.get((architecture, item.device_class, item.num_threads), {})
         with_torch_alone = [found for found in known.values() if needs_torch_alone(found.recipe)]
-        best = max(
-            with_torch_alone,
-            key=lambda found: found.share,
-            default=None,
-        )
+        best = max(with_torch_alone, key=lambda found: found.share, default=None)
         hopeless = {}
         contest = self.contest(item)
         if contest is not None and contest.architecture == architecture:

@@ -59,15 +59,8 @@ class Key:
 
 def make_key(parts: JsonView) -> Key:
     """Return the key of parts that JSON can hold."""
-    text = json.dumps(
-        parts,
-        sort_keys=True,
-        separators=(",", ":"),
-    )
-    return Key(
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        text=text,
-    )
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return Key(digest=hashlib.sha256(text.encode()).hexdigest(), text=text)
 
 
 class FileDigests:

@@ -176,11 +176,7 @@ def _samples(entry: Entry, digests: FileDigests) -> list[str | None]:
     return [digests.of(Path(path)) if path else None for path in (entry.samples, held_out)]
 
 
-def _threads_of(
-    entry: Entry,
-    name: str,
-    facts: ClassFacts,
-) -> tuple[int, ...]:
+def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
     """The thread counts to judge for, the deciding one first; payloads for GPUs and portable ones
     fit any count.
     """
@@ -191,11 +187,7 @@ def _threads_of(
     return (facts.num_threads,)
 
 
-def _unplaceable(
-    entry: Entry,
-    name: str,
-    facts: FleetFacts,
-) -> InfrastructureError | None:
+def _unplaceable(entry: Entry, name: str, facts: FleetFacts) -> InfrastructureError | None:
     """The error of an entry for a class without a node, or with more threads than its smallest node
     can time.
     """
@@ -247,11 +239,7 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     for name, facts in request.facts.items():
         if device_class(name).kind == "cpu":
             precision = consented & set(device_class(name).precisions)
-            absent = left_out(
-                requested,
-                installed=facts.toolchain,
-                precision=precision,
-            )
+            absent = left_out(requested, installed=facts.toolchain, precision=precision)
             if absent:
                 lines.append(f"{name}: {absent} on its workers")
     return lines
@@ -300,10 +288,7 @@ def _item(
 
 
 def _builds(
-    entry: Entry,
-    source: Key,
-    requested: Collection[str],
-    target: BuildTarget,
+    entry: Entry, source: Key, requested: Collection[str], target: BuildTarget
 ) -> dict[str, Key]:
     """The key of the build of each recipe.
 

@@ -218,11 +218,7 @@ def summarize(outcomes: Outcomes) -> Summary:
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
-        most_drifted=max(
-            drifted,
-            key=_error_ratio,
-            default=None,
-        ),
+        most_drifted=max(drifted, key=_error_ratio, default=None),
         unpublished=sorted(unpublished, key=lambda group: not group[0].failed),
     )
 

@@ -55,11 +55,7 @@ def result_table(
         padding=(0, 1, 0, 0),
     )
     for place, name in enumerate(names[:shown]):
-        table.add_column(
-            name,
-            overflow="fold",
-            no_wrap=place not in (0, 2),
-        )
+        table.add_column(name, overflow="fold", no_wrap=place not in (0, 2))
         if place >= NUM_NAMES:
             table.columns[-1].justify = "right"
     for cells in rows:

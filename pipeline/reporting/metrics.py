@@ -30,11 +30,7 @@ BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @contextmanager
-def metered(
-    display: Display,
-    campaign: str,
-    address: str | None,
-) -> Iterator[Display]:
+def metered(display: Display, campaign: str, address: str | None) -> Iterator[Display]:
     """Serve the metrics of a campaign inside the block; yield the display to run it with.
 
     Args:

@@ -58,10 +58,7 @@ class PortableChecks:
         own = outcome.host.get("machine", "")
         real_last = sorted(self._fleet.nodes, key=lambda node: not node.emulated)
         nodes = {node.machine: node for node in real_last if node.machine not in ("", own)}
-        check = _Check(
-            item=item,
-            outcome=outcome,
-        )
+        check = _Check(item=item, outcome=outcome)
         for machine, node in nodes.items():
             handle = self._fleet.cluster.start(
                 check_portable,
@@ -90,12 +87,7 @@ class PortableChecks:
             )
         elif problem:
             text = f"{check.item.label()}: not checked on {machine}: {problem}"
-            self._show(
-                Event(
-                    kind="note",
-                    text=text,
-                )
-            )
+            self._show(Event(kind="note", text=text))
         else:
             others = (*host.get("others", ()), machine)
             check.outcome = replace(check.outcome, host={**host, "others": others})

@@ -67,23 +67,14 @@ class BuildRecords:
             first = (next(iter(item.builds)),)
         return start(state, finished, {}, first=first)
 
-    def _finished(
-        self,
-        item: Item,
-        recipe: str,
-        key: str,
-    ) -> BuildResult | None:
+    def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
         if row is not None:
             known = row.build
         else:  # a driver may be killed before it records what a worker stored
             architecture = architecture_of(self._workplace, key)
-            known = BuildResult(
-                key=key,
-                recipe=recipe,
-                architecture=architecture,
-            )
+            known = BuildResult(key=key, recipe=recipe, architecture=architecture)
         if self._workplace.is_listed("candidates", key):
             known = replace(known, failure=None)
         elif known.failure is None or not is_kept(

@@ -304,12 +304,7 @@ class Fleet:
         return f"its toolchain differs: {', '.join(differences)}" if differences else None
 
     def _note(self, text: str) -> None:
-        self._show(
-            Event(
-                kind="note",
-                text=text,
-            )
-        )
+        self._show(Event(kind="note", text=text))
 
 
 def _text(facts: ClassFacts) -> str:

@@ -219,12 +219,7 @@ def _begin_contest(state: ItemState, why: str) -> Step:
     return _queue_builds(Step(state=state, notes=(note,)), {})
 
 
-def _queue_builds(
-    step: Step,
-    hopeless: Mapping[str, str],
-    *,
-    first: Sequence[str] = (),
-) -> Step:
+def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[str] = ()) -> Step:
     """Skip waiting builds that are hopeless. Queue the others, or those that come first."""
     state = step.state
     builds = state.item.builds
@@ -233,11 +228,7 @@ def _queue_builds(
     for recipe in waiting:
         if recipe in hopeless:
             failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {hopeless[recipe]}")
-            skipped[recipe] = BuildResult(
-                key=builds[recipe].digest,
-                recipe=recipe,
-                failure=failure,
-            )
+            skipped[recipe] = BuildResult(key=builds[recipe].digest, recipe=recipe, failure=failure)
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = tuple(recipe for recipe in others if recipe in first) or others
     notes = tuple(
@@ -283,11 +274,7 @@ def _check_built(step: Step) -> Step:
     return replace(step, state=replace(state, outcome=failed_outcome(item, results)))
 
 
-def _retry(
-    state: ItemState,
-    recipe: str | None,
-    failed: TaskFailure,
-) -> Step | None:
+def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
     """Queue a failed build or judge for another attempt, if the policy allows one."""
     failure = failed.failure
     attempts = state.attempts_of(recipe)
@@ -320,11 +307,7 @@ def _retry(
     )
 
 
-def _final(
-    state: ItemState,
-    recipe: str | None,
-    failed: TaskFailure,
-) -> Failure:
+def _final(state: ItemState, recipe: str | None, failed: TaskFailure) -> Failure:
     """Return a failure that is not retried; its message contains the number of attempts."""
     failure = failed.failure
     num_attempts = len(state.attempts_of(recipe).failures) + 1

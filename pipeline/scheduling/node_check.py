@@ -141,10 +141,7 @@ class NodeChecks:
             tasks |= {
                 name: self._start_task(node, name) for name in node.classes if takes_gpu(name)
             }
-        self.under_way[node.node_id] = NodeCheck(
-            node=node,
-            tasks=tasks,
-        )
+        self.under_way[node.node_id] = NodeCheck(node=node, tasks=tasks)
 
     def _start_task(self, node: Node, name: str) -> Handle:
         args = (name, node.num_cpus, self._shared, self.mark, _identity(self._shared.files))
@@ -264,9 +261,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def facts_here(
-    entries: Sequence[Entry],
-    requested: Collection[str],
-    note: Note,
+    entries: Sequence[Entry], requested: Collection[str], note: Note
 ) -> dict[str, ClassFacts]:
     """Return the facts of the requested classes, as a local Ray would find them.
 

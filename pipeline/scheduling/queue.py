@@ -203,13 +203,7 @@ class Queue:
                     return task
         return None
 
-    def take_alike(
-        self,
-        task: Task,
-        most: int,
-        slot: Slot,
-        nodes: Collection[Node],
-    ) -> list[Task]:
+    def take_alike(self, task: Task, most: int, slot: Slot, nodes: Collection[Node]) -> list[Task]:
         """Remove and return builds of the same item as a build that was just taken, with the same
         failed attempts, which the node may build.
         """
@@ -224,12 +218,7 @@ class Queue:
         self.remove(alike)
         return alike
 
-    def take_portable(
-        self,
-        task: Task,
-        slot: Slot,
-        nodes: Collection[Node],
-    ) -> list[Task]:
+    def take_portable(self, task: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
         """Remove and return the build or judge of `portable` for the model of one of a CPU class,
         which shares its captures or reference, if the node may run it.
         """
@@ -253,11 +242,7 @@ class Queue:
                 self._lines[task.device_class].remove(task)
 
 
-def fits(
-    task: Task,
-    node: Node,
-    nodes: Collection[Node],
-) -> bool:
+def fits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
     """Whether a task may run on a node; a node where it failed is used only if no other is left."""
     if not _suits(task, node, nodes):
         return False
@@ -267,11 +252,7 @@ def fits(
     return not any(_suits(task, other, nodes) for other in others)
 
 
-def _suits(
-    task: Task,
-    node: Node,
-    nodes: Collection[Node],
-) -> bool:
+def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
     """Whether a task can run on a node.
 
     After a failure for lack of memory, a larger node is preferred to one with too little.

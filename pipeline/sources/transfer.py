@@ -66,11 +66,7 @@ def ship(entry: Entry, folder: Path) -> Entry:
     )
 
 
-def upload_sources(
-    entry: Entry,
-    folder: Path,
-    place: Workplace,
-) -> Entry:
+def upload_sources(entry: Entry, folder: Path, place: Workplace) -> Entry:
     """Upload the files of a shipped entry to the bucket, and return the entry with paths below
     SHIPPED.
 
@@ -115,11 +111,7 @@ def _units(entry: Entry, folder: Path) -> list[str]:
     return list(dict.fromkeys(path.relative_to(folder).parts[0] for path in inside))
 
 
-def _moved(
-    entry: Entry,
-    old: Path,
-    new: Path,
-) -> Entry:
+def _moved(entry: Entry, old: Path, new: Path) -> Entry:
     def of(path: str) -> str:
         return str(new / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
 

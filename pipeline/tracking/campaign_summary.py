@@ -140,11 +140,5 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
         if outcome.judge_key:
             shown = replace(outcome, cached=False).to_json()
-            digest.update(
-                json.dumps(
-                    shown,
-                    sort_keys=True,
-                    default=str,
-                ).encode()
-            )
+            digest.update(json.dumps(shown, sort_keys=True, default=str).encode())
     return digest.hexdigest()

@@ -150,10 +150,7 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
         if path is not None:
             _ensure_database(path)
         _probe(tracking_uri)
-        client = MlflowClient(
-            tracking_uri=tracking_uri,
-            registry_uri=registry_uri,
-        )
+        client = MlflowClient(tracking_uri=tracking_uri, registry_uri=registry_uri)
         client.search_experiments(max_results=1)
         return client
 

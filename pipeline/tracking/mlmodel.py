@@ -105,11 +105,7 @@ def describe(folder: Path, *, inputs: bool = True) -> Described:
         )
     kind, path = _file(_inside(folder, str(flavor.get("model_data", "data"))))
     code = flavor.get("code")
-    described = Described(
-        kind=kind,
-        path=path,
-        code=(_inside(folder, str(code)),) if code else (),
-    )
+    described = Described(kind=kind, path=path, code=(_inside(folder, str(code)),) if code else ())
     if kind == "export" or not inputs:
         return described
     example = _Example(model, folder)
@@ -276,22 +272,14 @@ class _Dims:
         return name
 
 
-def _from_array(
-    name: str,
-    array: Array,
-    rows: _Dims | None,
-) -> Json:
+def _from_array(name: str, array: Array, rows: _Dims | None) -> Json:
     shape: list[int | str] = [int(size) for size in array.shape]
     if rows is not None and shape:
         shape[0] = rows.batch(array.shape[0])
     return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name, name)}
 
 
-def _range(
-    array: Array | None,
-    dtype: str,
-    name: str,
-) -> Json:
+def _range(array: Array | None, dtype: str, name: str) -> Json:
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
     low, high = int(array.min()), int(array.max())

@@ -76,11 +76,7 @@ def write_model_files(
     )
     # Model.save writes the same with PyYAML's Python code, which takes ten times as long.
     (folder / "MLmodel").write_text(
-        yaml.dump(
-            model.to_dict(),
-            Dumper=yaml.CSafeDumper,
-            default_flow_style=False,
-        )
+        yaml.dump(model.to_dict(), Dumper=yaml.CSafeDumper, default_flow_style=False)
     )
 
 
@@ -101,17 +97,10 @@ def signature_of(manifest: Manifest) -> ModelSignature | None:
         shape = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
         given.append(TensorSpec(np.dtype(spec.dtype), shape, spec.name))
     returned = [TensorSpec(np.dtype(spec.dtype), (-1,) * spec.rank, spec.name) for spec in outputs]
-    return ModelSignature(
-        inputs=Schema(given),
-        outputs=Schema(returned),
-    )
+    return ModelSignature(inputs=Schema(given), outputs=Schema(returned))
 
 
-def _write_environment(
-    folder: Path,
-    torch: str,
-    engines: Sequence[str],
-) -> dict[str, str]:
+def _write_environment(folder: Path, torch: str, engines: Sequence[str]) -> dict[str, str]:
     """Write code, requirements.txt and python_env.yaml; return MLflow's `env`, file names by
     environment manager.
 

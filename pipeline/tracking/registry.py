@@ -128,11 +128,7 @@ class Registration:
         found = self._client.search_model_versions(
             f"{named(self._name)} AND tags.`{ARTIFACT}` = '{self.outcome.artifact}'"
         )
-        return min(
-            found,
-            key=lambda version: int(version.version),
-            default=None,
-        )
+        return min(found, key=lambda version: int(version.version), default=None)
 
     def _create(self) -> ModelVersion:
         """Upload the artifact and create a version of it; if another campaign has created one

@@ -116,11 +116,7 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
     return (record,)
 
 
-def _candidate_record(
-    outcome: Outcome,
-    candidate: CandidateReport,
-    campaign: str,
-) -> RunRecord:
+def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str) -> RunRecord:
     won = outcome.verdict == "published" and candidate.recipe == outcome.recipe
     reason = None if outcome.verdict == "published" else outcome.coded_reason
     own = {"problem": candidate.problem or reason, "winner": str(won).lower()}
@@ -158,11 +154,7 @@ def _candidate_verdict(outcome: Outcome, candidate: CandidateReport) -> str:
     return f"Passes: {figures_text(figures.speedup, figures.drift.error_ratio, outcome.clock)}"
 
 
-def _tags(
-    outcome: Outcome,
-    recipe: str,
-    campaign: str,
-) -> dict[str, str]:
+def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
     return free_tags(outcome) | _present(
         {
             "campaign": campaign,

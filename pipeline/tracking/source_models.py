@@ -103,9 +103,7 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
 
 
 def list_registry(
-    tracking_uri: str,
-    filter_string: str | None,
-    alias: str | None,
+    tracking_uri: str, filter_string: str | None, alias: str | None
 ) -> list[RegistryModel]:
     """Return one version of each registered model that matches, ordered by name.
 
@@ -131,11 +129,7 @@ def list_registry(
     return [model for model in listed if model is not None]
 
 
-def download(
-    tracking_uri: str,
-    model: RegistryModel,
-    dest: Path,
-) -> Path:
+def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     """Download all files of a version into an empty folder; return the folder that has them.
     Nothing is executed.
 
@@ -208,11 +202,7 @@ def _checked(version: ModelVersion) -> RegistryModel:
     return model
 
 
-def _search_models(
-    client: MlflowClient,
-    filter_string: str | None,
-    token: str | None,
-) -> PagedList:
+def _search_models(client: MlflowClient, filter_string: str | None, token: str | None) -> PagedList:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -233,9 +223,7 @@ def _search_models(
 
 
 def _listed(
-    client: MlflowClient,
-    registered: RegisteredModel,
-    alias: str | None,
+    client: MlflowClient, registered: RegisteredModel, alias: str | None
 ) -> RegistryModel | None:
     """Return the version of a model to list; None if it has none."""
     if alias is None:
@@ -252,11 +240,7 @@ def _newest_usable(client: MlflowClient, registered: RegisteredModel) -> Registr
     newest of all, which MLflow returns with the model.
     """
     versions = registered.latest_versions or ()
-    latest = max(
-        versions,
-        key=lambda version: int(version.version),
-        default=None,
-    )
+    latest = max(versions, key=lambda version: int(version.version), default=None)
     if latest is None:
         return None
     versions = [latest]

@@ -53,11 +53,7 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
 
     place = workplace(request.store)
     done = {
-        recipe: BuildResult(
-            key=key,
-            recipe=recipe,
-            architecture=architecture_of(place, key),
-        )
+        recipe: BuildResult(key=key, recipe=recipe, architecture=architecture_of(place, key))
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }
@@ -191,14 +187,7 @@ def _build_candidate(
     # Inductor needs the memory of a large model. Recipes with other ways keep it.
     discard = attempts is None and all(lowering == "inductor" for _, lowering in recipe.ways)
     try:
-        build_candidate(
-            subject,
-            recipe,
-            target,
-            folder,
-            discard=discard,
-            attempts=attempts,
-        )
+        build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
     except FreezeError as error:
         failure = classify(error)
         if failure.kind != error.kind:

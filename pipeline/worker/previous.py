@@ -58,11 +58,7 @@ def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, st
     return image.digest, ""
 
 
-def open_previous(
-    digest: str,
-    staging: Path,
-    target: Target,
-) -> Incumbent:
+def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it
     serves here.
 
@@ -98,11 +94,7 @@ def open_previous(
     )
 
 
-def check_portable(
-    store: str,
-    name: str,
-    limits: Limits,
-) -> tuple[str, bool]:
+def check_portable(store: str, name: str, limits: Limits) -> tuple[str, bool]:
     """Check on this machine that a judged artifact of `portable` gives its golden outputs.
 
     Args:

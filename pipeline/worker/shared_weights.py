@@ -95,11 +95,7 @@ def load_shared(
     return subject, f"; the weights are those of {first.device_class}: the source gives others here"
 
 
-def _copy_to(
-    tensors: dict[str, Tensor],
-    place: Workplace,
-    name: str,
-) -> None:
+def _copy_to(tensors: dict[str, Tensor], place: Workplace, name: str) -> None:
     """Copy kept tensors to a model's, unless they are lost or do not fit."""
     import torch
 

@@ -164,12 +164,7 @@ def infer_inputs(
         answer = answers.get(entry.name)
         if isinstance(answer, ColdpressError):
             field = "source" if isinstance(answer, SourceError) else "inputs"
-            problem = CatalogError(
-                str(answer),
-                entry=entry.name,
-                field=field,
-                code=answer.code,
-            )
+            problem = CatalogError(str(answer), entry=entry.name, field=field, code=answer.code)
             problems.append(problem)
             continue
         key = keys.get(entry.name, "")

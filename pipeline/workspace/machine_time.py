@@ -35,10 +35,7 @@ COMPUTES, WAITS, MEASURES = range(3)
 def lock_file(name: str) -> FileIO:
     """Open one of the two files of this machine and user."""
     folder = _MEMORY / f"coldpress-{os.getuid()}"
-    folder.mkdir(
-        mode=0o700,
-        exist_ok=True,
-    )
+    folder.mkdir(mode=0o700, exist_ok=True)
     return open(folder / name, "ab", buffering=0)
 
 

@@ -86,11 +86,7 @@ def _in_float64(graph: Graph, node: Node) -> None:
         user.replace_input_with(node, narrowed)
 
 
-def _converted(
-    graph: Graph,
-    node: Node,
-    dtype: torch.dtype,
-) -> Node:
+def _converted(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     converted = graph.call_function(aten.to.dtype, (node, dtype))
     converted.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return converted
@@ -148,10 +144,7 @@ class Attempt:
         else:
             sets = tuple(each for each in subject.sets if dict(each.point) == dict(point))
         self.subject = replace(subject, sets=sets)
-        self._original = Original(
-            subject=self.subject,
-            point=point,
-        )
+        self._original = Original(subject=self.subject, point=point)
 
     def unfit(self, name: CaptureName) -> str | None:
         """Why a capture cannot take such a model, in a few words; None if it is worth a try."""

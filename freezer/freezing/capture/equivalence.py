@@ -114,22 +114,14 @@ def run_eager(subject: Subject) -> EagerAnswers:
         return _problem(answers[0], call(first.tensors), subject) is None
 
     if unchanged and same_each_time(lambda: same_answer(call)):
-        return EagerAnswers(
-            first=answers,
-            second=None,
-            deterministic=True,
-        )
+        return EagerAnswers(first=answers, second=None, deterministic=True)
     if not same_each_time(lambda: same_answer(fresh())):
         return EagerAnswers(first=answers, second=None, deterministic=False)
     call_twice = fresh()
     call_twice(first.tensors)
     second = call_twice(first.tensors)
     from_start = [fresh()(input_set.tensors) for input_set in others]
-    return EagerAnswers(
-        first=[answers[0], *from_start],
-        second=second,
-        deterministic=True,
-    )
+    return EagerAnswers(first=[answers[0], *from_start], second=second, deterministic=True)
 
 
 def check_answers(
@@ -190,11 +182,7 @@ def compare_call(
         raise CaptureError(message, code=DIFFERS) from cause
 
 
-def eager_answer(
-    call: ProgramCall,
-    name: str,
-    input_set: InputSet,
-) -> list[Tensor]:
+def eager_answer(call: ProgramCall, name: str, input_set: InputSet) -> list[Tensor]:
     """The eager model's answer.
 
     Raises:
@@ -209,12 +197,7 @@ def eager_answer(
         ) from error
 
 
-def fresh_call(
-    program: nn.Module,
-    original: Original,
-    *,
-    flat: bool,
-) -> ProgramCall:
+def fresh_call(program: nn.Module, original: Original, *, flat: bool) -> ProgramCall:
     """Calls a program from its initial state: a copy if a call changes it."""
     if original.eager.stateful:
         program = copy_of(program)
@@ -228,12 +211,7 @@ def copy_of(program: nn.Module) -> nn.Module:
         return copy.deepcopy(program)
 
 
-def caller(
-    program: nn.Module,
-    subject: Subject,
-    *,
-    flat: bool = False,
-) -> ProgramCall:
+def caller(program: nn.Module, subject: Subject, *, flat: bool = False) -> ProgramCall:
     """Calls the source model or a program with its signature, or with `flat` a program that takes
     tensors in order. Outputs are copied: a later call may write into one that is a buffer.
     """
@@ -257,11 +235,7 @@ def set_name(index: int, input_set: InputSet) -> str:
     return f"{name} ({sizes})" if sizes else name
 
 
-def _problem(
-    expected: Tensors,
-    got: Tensors,
-    subject: Subject,
-) -> str | None:
+def _problem(expected: Tensors, got: Tensors, subject: Subject) -> str | None:
     """Describe the first output that differs; None if all agree."""
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"

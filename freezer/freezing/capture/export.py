@@ -61,11 +61,7 @@ def export(original: Original, *, strict: bool = False) -> Captured:
     return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
 
 
-def export_flat(
-    fresh: Callable[[], FlatModule],
-    name: CaptureName,
-    original: Original,
-) -> Captured:
+def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
     """Export the flat form of a model; see `export`. `fresh` makes it in its initial state."""
     spec = original.subject.spec
     if original.point is not None:
@@ -182,11 +178,7 @@ def _symbol(dim: Dim) -> object:
     """A dim as torch.export declares it."""
     step = dim.multiple_of
     if step == 1:
-        return torch.export.Dim(
-            dim.name,
-            min=dim.min,
-            max=dim.max,
-        )
+        return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
     return step * torch.export.Dim(
         f"_{dim.name}",
         min=dim.min // step,
@@ -213,11 +205,7 @@ def _examples(original: Original) -> list[InputSet]:
     return [subject.set_at(point) for point in points]
 
 
-def _other_layouts(
-    program: ExportedProgram,
-    example: InputSet,
-    original: Original,
-) -> Layouts:
+def _other_layouts(program: ExportedProgram, example: InputSet, original: Original) -> Layouts:
     """By index, eager's memory formats of outputs that the program lays out differently, such as
     nn.MultiheadAttention's without its fast path. Outputs without such a format are omitted.
     """

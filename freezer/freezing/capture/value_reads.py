@@ -178,11 +178,7 @@ class _Values(TorchDispatchMode):
         return origins
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: object,
-        args: Args = (),
-        kwargs: Kwargs = None,
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
     ) -> object:
         kwargs = kwargs or {}
         name = func._schema.name

@@ -95,10 +95,6 @@ def _is_users(file: str) -> bool:
     return True
 
 
-def _line(
-    file: str,
-    number: int,
-    code: str | None = None,
-) -> str:
+def _line(file: str, number: int, code: str | None = None) -> str:
     text = linecache.getline(file, number) if code is None else code
     return f"{PurePath(file).name}:{number}: {text.strip()}"

@@ -126,15 +126,7 @@ def _labels(num_runs: int) -> Tensor:
     and one for each permutation.
     """
     keys = Draws(0).integers(0, 2**63, (NUM_PERMUTATIONS, 2 * num_runs))
-    order = torch.cat(
-        [
-            torch.arange(2 * num_runs)[None],
-            keys.argsort(
-                dim=1,
-                stable=True,
-            ),
-        ]
-    )
+    order = torch.cat([torch.arange(2 * num_runs)[None], keys.argsort(dim=1, stable=True)])
     return torch.where(order < num_runs, -1.0, 1.0).double() / num_runs
 
 

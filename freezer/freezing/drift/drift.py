@@ -266,12 +266,7 @@ class _Output:
         )
 
 
-def _typical_problem(
-    r: Values,
-    e: Values,
-    c: Values,
-    limit: float,
-) -> str | None:
+def _typical_problem(r: Values, e: Values, c: Values, limit: float) -> str | None:
     """Why the median error is too large. Few elements in which rounding decides eager's answer
     (ties) make its rmse large, and must not widen the bound of all others.
     """

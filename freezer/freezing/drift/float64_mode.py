@@ -41,11 +41,7 @@ def own_dtype(
     tensors = (*model.parameters(), *model.buffers())
     dtypes = (*inputs, *(tensor.dtype for tensor in tensors))
     real = [each.to_real() for each in dtypes if each.is_floating_point or each.is_complex]
-    return max(
-        real,
-        key=_eps,
-        default=torch.get_default_dtype(),
-    )
+    return max(real, key=_eps, default=torch.get_default_dtype())
 
 
 def _eps(dtype: torch.dtype) -> float:

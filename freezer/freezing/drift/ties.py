@@ -167,11 +167,7 @@ class _Difference:
             self.missing &= ~near
 
 
-def _explained(
-    calls: Sequence[Call],
-    differences: Sequence[_Difference],
-    rerun: Rerun,
-) -> bool:
+def _explained(calls: Sequence[Call], differences: Sequence[_Difference], rerun: Rerun) -> bool:
     """Whether there are differing elements, and the candidate's answer to each is one that a right
     candidate may give.
     """
@@ -218,11 +214,7 @@ def _rounding(call: Call, index: int) -> Tensor:
     return 32 * torch.finfo(e.dtype).eps * largest + _typical(in_double(e), r)
 
 
-def _apart(
-    call: Call,
-    index: int,
-    output: Tensor,
-) -> Tensor:
+def _apart(call: Call, index: int, output: Tensor) -> Tensor:
     """The elements of an output that differ from the reference by more than rounding, or have NaN
     or Inf where eager has not; of integers and bools, those that differ from eager.
     """
@@ -247,11 +239,7 @@ def _settled(call: Call, masks: Masks) -> Call:
     return replace(call, reference=reference, eager=eager)
 
 
-def _with(
-    tensor: Tensor,
-    mask: Tensor,
-    values: Tensor,
-) -> Tensor:
+def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
     """A copy with other values at a mask, and the same strides."""
     changed = tensor.clone(memory_format=torch.preserve_format)
     changed[mask] = values[mask].to(tensor.dtype)

@@ -218,11 +218,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def call_source(
-    model: Model,
-    spec: InputSpec,
-    tensors: NamedTensors,
-) -> Any:
+def call_source(model: Model, spec: InputSpec, tensors: NamedTensors) -> Any:
     """The source model's result, without gradients."""
     args, kwargs = bind(spec, tensors)
     with torch.no_grad():

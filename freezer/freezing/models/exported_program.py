@@ -151,11 +151,6 @@ def _dim(
         high = int(bounds.upper) * step
     elif low == 2 * step:  # of Dim.AUTO and Dim.DYNAMIC; torch runs such a program with 1, too
         low = step
-    dim = Dim(
-        name=name,
-        min=low,
-        max=max(low, high),
-        multiple_of=step,
-    )
+    dim = Dim(name=name, min=low, max=max(low, high), multiple_of=step)
     known[str(expression)] = dim
     return dim

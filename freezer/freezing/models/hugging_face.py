@@ -142,11 +142,7 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
 
 
-def _returns_a_cache(
-    model: Any,
-    declared: Fields,
-    fake: FakeTensorMode,
-) -> bool:
+def _returns_a_cache(model: Any, declared: Fields, fake: FakeTensorMode) -> bool:
     """Whether a call returns something other than tensors, or may: only values decide."""
     try:
         return not _returns_tensors(model, declared_spec(**declared), fake)
@@ -154,11 +150,7 @@ def _returns_a_cache(
         return True
 
 
-def _returns_tensors(
-    model: Any,
-    spec: InputSpec,
-    fake: FakeTensorMode,
-) -> bool:
+def _returns_tensors(model: Any, spec: InputSpec, fake: FakeTensorMode) -> bool:
     """Call a model with fake tensors; False where only values decide.
 
     Raises:

@@ -148,11 +148,7 @@ def with_found_relations(
     return spec
 
 
-def _related(
-    spec: InputSpec,
-    names: Sequence[str],
-    relation: Relation,
-) -> InputSpec:
+def _related(spec: InputSpec, names: Sequence[str], relation: Relation) -> InputSpec:
     def change(item: TensorSpec) -> TensorSpec:
         return replace(item, relation=relation) if item.name in names else item
 
@@ -263,11 +259,7 @@ def tensors_in(value: object) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def arguments_of(
-    func: OpOverload,
-    args: Args,
-    kwargs: Kwargs,
-) -> dict[str, object]:
+def arguments_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, object]:
     """The arguments of an operation's call by name."""
     names = [formal.name for formal in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **(kwargs or {})}

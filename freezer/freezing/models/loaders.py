@@ -113,11 +113,7 @@ def _load_pickle(source: Source) -> Any:
             f"source {source} is a pickle and not trusted; add {TRUST}", code="CP-TRUST"
         )
     with on_path(source.search_path):
-        return torch.load(
-            source.location,
-            map_location="cpu",
-            weights_only=False,
-        )
+        return torch.load(source.location, map_location="cpu", weights_only=False)
 
 
 SOURCE_LOADERS: Mapping[str, Callable[[Source], Any]] = {

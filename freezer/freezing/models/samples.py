@@ -102,10 +102,7 @@ def _item(
         example[path] = value
         return _tensor_spec(path, value, dims.get(path, {}))
     if value is None or isinstance(value, bool | int | float | str):
-        return ConstantSpec(
-            name=path,
-            value=value,
-        )
+        return ConstantSpec(name=path, value=value)
     kind: Literal["dict", "tuple", "list"]
     keys: tuple[str, ...] = ()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -129,11 +126,7 @@ def _item(
     )
 
 
-def _tensor_spec(
-    name: str,
-    tensor: Tensor,
-    dims: Mapping[int, Dim],
-) -> TensorSpec:
+def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSpec:
     """The spec of one example tensor.
 
     Integers get the range of its values, except a mask of zeros and ones.
@@ -196,11 +189,7 @@ def _missing(points: Points, sets: Sequence[InputSet]) -> Points:
     return [point for point in points if dict(point) not in covered]
 
 
-def _resized(
-    sets: Sequence[InputSet],
-    spec: InputSpec,
-    points: Points,
-) -> list[InputSet]:
+def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:
     """The sets, and one at each point that lacks one, each from one of the sets in turn."""
     missing = _missing(points, sets)
     further = [resize(each, spec, point) for each, point in zip(cycle(sets), missing, strict=False)]

@@ -257,9 +257,7 @@ def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
 
 
 def _slice_errors(
-    names: Sequence[str],
-    reference: Reference,
-    indices: Sequence[int],
+    names: Sequence[str], reference: Reference, indices: Sequence[int]
 ) -> dict[str, float]:
     """See `GoldenSet.slice_errors`."""
     if not reference.float64 or not reference.deterministic:

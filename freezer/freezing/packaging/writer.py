@@ -119,11 +119,7 @@ def _write_files(
     return golden, tuple(file_ref(folder, path, _MEDIA[Path(path).suffix]) for path in paths)
 
 
-def _manifest(
-    session: Session,
-    judgement: Judgement,
-    winner: Trial,
-) -> Manifest:
+def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest:
     """The manifest without files and records of the freeze."""
     subject, reference, candidate = session.subject, session.reference, winner.candidate
     assert winner.drift is not None, "a winner has passed the drift gate"
@@ -187,11 +183,7 @@ def _major_minor(version: str) -> str:
     return ".".join(str(part) for part in version_tuple(version))
 
 
-def _latency(
-    session: Session,
-    judgement: Judgement,
-    winner: Trial,
-) -> LatencyRecord | None:
+def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord | None:
     if judgement.inherited is not None:
         return replace(judgement.inherited, cold_start=winner.cold_start)
     if not judgement.cells:
@@ -216,11 +208,7 @@ def _latency(
     )
 
 
-def _freezing(
-    judgement: Judgement,
-    winner: Trial,
-    failures: Mapping[str, str],
-) -> FreezingRecord:
+def _freezing(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) -> FreezingRecord:
     """Reports of the winner, and results of every other recipe."""
     candidate = winner.candidate
     return FreezingRecord(

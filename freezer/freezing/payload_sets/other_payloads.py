@@ -39,11 +39,7 @@ from freezer.freezing.payload_sets.slow_sizes import with_captured
 logger = logging.getLogger("coldpress")
 
 
-def with_further_threads(
-    session: Session,
-    judgement: Judgement,
-    folder: Path,
-) -> Judgement:
+def with_further_threads(session: Session, judgement: Judgement, folder: Path) -> Judgement:
     """Build and judge the winner for the further thread counts of the target. Payloads that fail or
     gain nothing are dropped.
 
@@ -72,11 +68,7 @@ def with_further_threads(
     return judge_further(session, judgement, candidate)
 
 
-def judge_further(
-    session: Session,
-    judgement: Judgement,
-    candidate: Candidate,
-) -> Judgement:
+def judge_further(session: Session, judgement: Judgement, candidate: Candidate) -> Judgement:
     """Judge the winner's payloads for the further thread counts of the target; the verdict stays.
 
     Args:
@@ -140,11 +132,7 @@ def _too_large(session: Session, candidate: Candidate) -> list[Dropped]:
     return dropped
 
 
-def _dropped(
-    candidate: Candidate,
-    count: int,
-    reason: str,
-) -> list[Dropped]:
+def _dropped(candidate: Candidate, count: int, reason: str) -> list[Dropped]:
     """The payloads of a candidate for a thread count, dropped for a reason."""
     paths = [payload.path for payload in candidate.payloads if payload.num_threads == count]
     return [
@@ -157,11 +145,7 @@ def _dropped(
     ]
 
 
-def with_torch_only(
-    session: Session,
-    judgement: Judgement,
-    _: Path,
-) -> Judgement:
+def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgement:
     """Add the best candidate that needs torch alone to a winner that needs an engine.
 
     Args:
@@ -211,11 +195,7 @@ STEPS: tuple[Callable[[Session, Judgement, Path], Judgement], ...] = (
 )
 
 
-def with_other_payloads(
-    session: Session,
-    judgement: Judgement,
-    folder: Path,
-) -> Judgement:
+def with_other_payloads(session: Session, judgement: Judgement, folder: Path) -> Judgement:
     """Add the payloads that serve where the deciding one does not.
 
     Args:
