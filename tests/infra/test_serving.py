@@ -225,7 +225,7 @@ def test_a_reload_and_a_full_queue_lose_nothing(
         started.wait_for_version(1)
         assert started.server.loaded is not None
         held = Held(started.server.loaded.model)
-        started.server.loaded = replace(started.server.loaded, model=held)
+        started.server.watched.loaded = replace(started.server.loaded, model=held)
         running = clients.submit(started.predict, json_of(X))
         assert held.entered.wait(60)
         waiting = clients.submit(started.predict, json_of(X))
