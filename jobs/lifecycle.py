@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from freezer.cli import (
     table,
 )
 from freezer.codec import encode
-from freezer.errors import FAILED, INFRASTRUCTURE, UsageError
+from freezer.errors import FAILED, UsageError
 from freezer.store import CANARY, HOOK, Cleaning, Garbage, Store, announce
 from jobs.results import TrackingOption
 
@@ -47,7 +46,7 @@ def _tracking_uri(given: str | None, *, store_only: bool) -> str | None:
 
 
 @promote_app.command()
-@exiting(refused=INFRASTRUCTURE)
+@exiting()
 def promote(
     model: Annotated[str, typer.Argument(help="MODEL:VERSION, MODEL:NAME or MODEL@DIGEST.")],
     to: Annotated[str, typer.Option(help=f"Name, such as prod or prod{CANARY}.")],
@@ -94,7 +93,7 @@ def _parsed(share: str) -> float:
 
 
 @gc_app.command()
-@exiting(refused=INFRASTRUCTURE)
+@exiting()
 def gc(
     keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model to keep.")],
     store: StoreOption = "./store",
@@ -144,20 +143,19 @@ def gc(
 
 
 def _print_garbage(found: Collection[Garbage], cleaning: Cleaning) -> None:
-    """Print what is removed now, and later, by kind."""
-    rows = table("kind", "removed", "size", "marked", "size", "from (UTC)")
-    kinds: defaultdict[str, list[Garbage]] = defaultdict(list)
-    for item in found:
-        kinds[item.kind].append(item)
-    for kind, items in {**kinds, "total": list(found)}.items():
+    """Print what is removed now, and what later, by kind."""
+    rows = table("kind", "removed", "size", "marked", "size")
+    kinds = dict.fromkeys(item.kind for item in found)
+    for kind in (*kinds, "total"):
         cells = [kind]
         for removed in (True, False):
-            some = [item for item in items if item.removed is removed]
-            cells += [str(len(some)), size_text(sum(item.size_bytes for item in some))]
-        waiting = [item.since for item in items if not item.removed]
-        first = datetime.fromtimestamp(min(waiting), UTC) if waiting else None
-        due = first + timedelta(seconds=cleaning.grace_s) if first else None
-        rows.add_row(*cells, due.strftime("%Y-%m-%d %H:%M") if due else "")
+            items = [i for i in found if i.removed is removed and kind in (i.kind, "total")]
+            cells += [str(len(items)), size_text(sum(item.size_bytes for item in items))]
+        rows.add_row(*cells)
     console.print(rows, markup=False, highlight=False)
+    since = [item.since for item in found if not item.removed]
+    if since:
+        due = datetime.fromtimestamp(min(since) + cleaning.grace_s, UTC)
+        say(f"what is marked is removed by runs from {due.isoformat(' ', 'minutes')} on")
     if cleaning.dry_run:
         say("nothing was changed; without --dry-run what is listed is removed or marked")

@@ -69,31 +69,28 @@ def promote(
 
 @dataclass(kw_only=True, slots=True)
 class Needs:
-    """What campaigns need.
+    """What campaigns need that run, or whose drivers died.
 
     Attributes:
         leases: token of each campaign's lease.
         running: names of campaigns with a living driver.
-        running_models: models of these; None where one has not recorded its models yet.
-        unfinished: models that campaigns with a dead driver have not reached.
-        builds: models of each build, by key.
+        models: models of these, and what the others have not reached; None where a running one has
+            not recorded its models yet.
+        builds: keys of the builds of these models.
         logs: keys of the judges and builds of each campaign's last outcomes.
     """
 
-    leases: dict[str, str]
-    running: list[str] = field(default_factory=list)
-    running_models: set[str] | None = field(default_factory=set)
-    unfinished: set[str] = field(default_factory=set)
-    builds: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    leases: Mapping[str, str] = field(default_factory=dict)
+    running: tuple[str, ...] = ()
+    models: set[str] | None = field(default_factory=set)
+    builds: set[str] = field(default_factory=set)
     logs: set[str] = field(default_factory=set)
 
     def need(self, kind: str, key: str) -> bool:
         """Whether a folder of work, or a log, is needed."""
         if kind == "judged":
-            return key.partition("-")[2].partition("~")[0] in self.unfinished
-        if kind == "logs" and key in self.logs:
-            return True
-        return bool(self.builds[key] & self.unfinished)
+            return key.partition("-")[2].partition("~")[0] in (self.models or ())
+        return key in self.builds or (kind == "logs" and key in self.logs)
 
 
 def needs_of(store: Store, note: Note) -> Needs:
@@ -104,37 +101,31 @@ def needs_of(store: Store, note: Note) -> Needs:
         note: receives a line if this waits for a heartbeat of a driver on another machine.
     """
     if store.registry is not None:
-        return Needs(leases={})
+        return Needs()
     needs = Needs(leases=_leases(store))
-    drivers = {}
+    started = {}
     for campaign in needs.leases:
         holder, lives = driver_of(store, campaign, note)
         if holder is not None and lives:
-            drivers[campaign] = holder.started
-    needs.running = sorted(drivers)
-    history = History(store)
-    for campaign in {*history.campaigns(), *drivers}:
-        if history.recorded(campaign) < drivers.get(campaign, 0.0):
-            needs.running_models = None
-        elif needs.running_models is not None:
-            _add_campaign(needs, history, campaign)
+            started[campaign] = holder.started
+    needs.running = tuple(started)
+    history, models = History(store), needs.models or set()
+    for campaign in history.campaigns():
+        record = history.record(campaign)
+        reached = history.members(campaign, record)
+        for each in reached:
+            needs.logs.update(report.build_key for report in each.outcome.candidates)
+        places = {(each.outcome.model, each.outcome.device_class) for each in reached}
+        for member in (*record.members, *record.unreached):
+            needs.logs.add(member.judge_key)
+            if campaign in started or (member.model, member.device_class) not in places:
+                models.add(member.model)
     for row in read_rows(history.folder, kinds=(_BUILD,)):
-        needs.builds[row.key].add(row.model)
+        if row.model in models:
+            needs.builds.add(row.key)
+    is_recorded = [history.recorded(campaign) >= since for campaign, since in started.items()]
+    needs.models = models if all(is_recorded) else None
     return needs
-
-
-def _add_campaign(needs: Needs, history: History, campaign: str) -> None:
-    record = history.record(campaign)
-    reached = history.members(campaign, record)
-    places = {(each.outcome.model, each.outcome.device_class) for each in reached}
-    for each in reached:
-        needs.logs.update(report.build_key for report in each.outcome.candidates)
-    for member in (*record.members, *record.unreached):
-        needs.logs.add(member.judge_key)
-        if campaign in needs.running and needs.running_models is not None:
-            needs.running_models.add(member.model)
-        elif (member.model, member.device_class) not in places:
-            needs.unfinished.add(member.model)
 
 
 def _leases(store: Store) -> dict[str, str]:
@@ -166,13 +157,11 @@ def clean(
     """
     found: list[Garbage] = []
     errors: list[ColdpressError] = []
-    if needs.running_models is None:
-        return found, errors
     for model in store.models():
-        if model in needs.running_models or model in needs.unfinished:
-            continue
-        if _has_started(store, needs):
+        if needs.models is None or _has_started(store, needs):
             return found, errors
+        if model in needs.models:
+            continue
         try:
             found += collect(store, model, cleaning)
         except (IntegrityError, NotPublishedError) as error:

@@ -120,14 +120,11 @@ class WatchedModel:
         """
         with self._checking:
             try:
-                swapped = self._check()
+                return self._check()
             except Exception as error:  # a payload may raise anything
                 self.problem = f"{self._reference} cannot be loaded: {first_line(error)}"
                 logger.warning(self.problem, exc_info=not isinstance(error, ColdpressError))
                 raise
-            if self.loaded is not None:
-                self.problem = ""
-            return swapped
 
     def _check(self) -> bool:
         version, before = self._store.version(self._reference, self._options.key), self.loaded
@@ -135,6 +132,7 @@ class WatchedModel:
         if before is not None and offered == before.offered:
             if before.labels["version"] != str(version.number):  # only other classes changed
                 self.loaded = replace(before, labels=_labels(version, before.model.manifest))
+            self.problem = ""
             return False
         if offered == self._refused and time.monotonic() < self._again:
             return False
@@ -179,6 +177,7 @@ class WatchedModel:
             used = {item.digest for item in model.manifest.contents}
             known = {item.digest for item in before.model.manifest.contents}
             self._store.drop_copies(known - used)
+        self.problem = ""
         shown = ", ".join(f"{name} {value}" for name, value in self.loaded.labels.items())
         logger.info("%s serves", shown)
 
@@ -206,5 +205,4 @@ def follow(
     """A loaded model that follows its store; see `OpenModel.watch`."""
     watched = WatchedModel(reference, options, sentinel=sentinel)
     watched.serve(model, version)
-    watched.problem = ""
     return watched.start(every_s)

@@ -70,6 +70,7 @@ class Sentinel:
             its time now; below 0.5 calls are too slow. NaN before the first.
         num_calls, num_checks: calls seen, and answered again.
         cpu_s: CPU time of the answers.
+        is_ready, since: whether and when the portable program was loaded.
         problem: why nothing is checked; empty otherwise.
 
     Args:
@@ -87,7 +88,7 @@ class Sentinel:
         self._usual: list[float] = []
         self._ratios: deque[float] = deque(maxlen=NUM_RATIOS)
         self._cost_s = math.inf
-        self._since = 0.0
+        self.is_ready, self.since = False, 0.0
         self.error_ratio = self.speed_ratio = math.nan
         self.num_calls = self.num_checks = 0
         self.cpu_s = 0.0
@@ -115,7 +116,7 @@ class Sentinel:
         try:
             self.num_calls += 1
             self._time(args, kwargs, seconds)
-            budget_s = BUDGET * self._threads * (time.perf_counter() - self._since)
+            budget_s = BUDGET * self._threads * (time.perf_counter() - self.since)
             if self._calls.empty() and self.cpu_s + self._cost_s <= budget_s:
                 self._cost_s = math.inf  # until this one has ended
                 self._calls.put(_copied(args, kwargs, outputs))
@@ -134,8 +135,9 @@ class Sentinel:
             median = statistics.median(recent)
             recent.clear()
             self._expected[shape] = min(self._expected[shape], median)
+            was_slow = self.speed_ratio < SLOW
             self.speed_ratio = self._expected[shape] / median
-            if self.speed_ratio < SLOW:
+            if self.speed_ratio < SLOW and not was_slow:
                 logger.warning("%s: calls take %.1f times as long", self._pin, 1 / self.speed_ratio)
 
     def _promised(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> float:
@@ -188,13 +190,15 @@ class Sentinel:
             folder = Path(scratch)
             artifact = store.materialize(version, PORTABLE, folder, paths=[GOLDEN_INPUTS])
             sets = golden_inputs(artifact, load_tensors)
+        costs = []
         for inputs in sets:
             started = time.thread_time()
             errors = _errors(_leaves(portable(**inputs)), _leaves(self._model(**inputs)))
-            self._cost_s = time.thread_time() - started
+            costs.append(time.thread_time() - started)
             usual = self._usual or errors
             self._usual = [max(pair) for pair in zip(usual, errors, strict=True)]
-        self._since = time.perf_counter()
+        self._cost_s = max(costs)
+        self.is_ready, self.since = True, time.perf_counter()
         return portable
 
     def _check(

@@ -227,6 +227,8 @@ def promote(store: Store, reference: str, name: str, share: float | None, *, rem
     layout = store.layout(version.model)
     layout.check(version.index)
     move = _move_of(store, version.model, name, None if remove else version, share)
+    if remove and not move.before:
+        raise UsageError(f"{version.model} has no name {name}; `coldpress history` lists all moves")
     if move.version != move.before or (share or 0.0) != read_notes(layout).share(name):
         target = None if remove else version.descriptor
         layout.retag({name: target, **_noted(layout, move)})
