@@ -11,38 +11,40 @@ import typer
 
 from freezer.artifact import size_text
 from freezer.cli import (
-    JsonOption,
     StoreOption,
     console,
     exiting,
     note,
     say,
     say_error,
-    say_json,
     table,
 )
-from freezer.codec import encode
 from freezer.errors import FAILED, UsageError
 from freezer.store import CANARY, HOOK, Cleaning, Garbage, Store, announce
-from jobs.results import TrackingOption
 
 promote_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 gc_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-StoreOnlyOption = Annotated[
-    bool, typer.Option("--store-only", help="Leave MLflow alone, and do not ask it.")
+NO_MLFLOW = "none"
+
+MlflowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        help="URI of MLflow, or `none` to leave it alone. Default: sqlite:///mlflow.db, if it is"
+        " there.",
+    ),
 ]
 
 
-def _tracking_uri(given: str | None, *, store_only: bool) -> str | None:
-    """The URI of MLflow; None without one: its default database need not exist."""
-    from pipeline.tracking import DEFAULT_URI, database_file, default_tracking_uri
+def _tracking_uri(given: str | None) -> str | None:
+    """The URI of MLflow; None without one."""
+    from pipeline.tracking import DEFAULT_URI, database_file
 
-    uri = given or default_tracking_uri()
-    path = database_file(uri)
-    if store_only or (uri == DEFAULT_URI and path is not None and not path.exists()):
-        return None
-    return uri
+    path = database_file(DEFAULT_URI)
+    default = DEFAULT_URI if path is not None and path.exists() else None
+    return None if given == NO_MLFLOW else given or default
 
 
 @promote_app.command()
@@ -55,8 +57,7 @@ def promote(
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the name of MODEL.")] = False,
     store: StoreOption = "./store",
-    tracking_uri: TrackingOption = None,
-    store_only: StoreOnlyOption = False,
+    tracking_uri: MlflowOption = None,
     hook: Annotated[
         str | None, typer.Option(envvar=HOOK, help="URL that the move is posted to, as JSON.")
     ] = None,
@@ -65,7 +66,7 @@ def promote(
     from pipeline.lifecycle import promote as promote_
 
     opened = Store.open(store)
-    uri = _tracking_uri(tracking_uri, store_only=store_only)
+    uri = _tracking_uri(tracking_uri)
     version, move = promote_(
         opened,
         model,
@@ -101,13 +102,11 @@ def gc(
     grace_h: Annotated[
         float, typer.Option(min=0, help="Hours from the run that marks to one that removes.")
     ] = 24.0,
-    pin: Annotated[list[str] | None, typer.Option(help="MODEL@DIGEST to keep. Repeatable.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="Version to keep. Repeatable.")] = None,
     signed: Annotated[
         bool, typer.Option("--signed", help="Remove old versions also if they are signed.")
     ] = False,
-    tracking_uri: TrackingOption = None,
-    store_only: StoreOnlyOption = False,
-    as_json: JsonOption = False,
+    tracking_uri: MlflowOption = None,
 ) -> None:
     """Mark and remove old versions, unused blobs, and finished work. What a name, a signature, a
     campaign or an alias of MLflow needs stays.
@@ -116,24 +115,21 @@ def gc(
     from pipeline.tracking import aliased_artifacts
 
     opened = Store.open(store)
-    uri = _tracking_uri(tracking_uri, store_only=store_only)
+    uri = _tracking_uri(tracking_uri)
     aliased = aliased_artifacts(uri) if uri is not None else set()
     if uri is None:
-        note("MLflow is not asked, so versions with an alias there may go")
+        note("MLflow is not asked; versions with an alias there may go")
     cleaning = Cleaning(
         keep=keep,
         grace_s=grace_h * 3600,
         dry_run=dry_run,
         signed=signed,
-        pins=frozenset(pin or ()),
+        pins=frozenset(opened.version(each).pin for each in pin or ()),
         is_needed=lambda version: any(image.digest in aliased for image in version.index),
     )
     needs = needs_of(opened, note)
     found, errors = clean(opened, cleaning, needs)
-    if as_json:
-        say_json([encode(item) for item in found], indent=1)
-    else:
-        _print_garbage(found, cleaning)
+    _print_garbage(found, cleaning)
     for campaign in needs.running:
         note(f"campaign {campaign} runs: what it may need was left alone")
     for error in errors:

@@ -122,23 +122,17 @@ class OpenModel:
         return self._binding.leaves(args, kwargs, lambda _, value: cast(_Leaf, value))[1]
 
     def watch(self, every_s: float = 30.0, *, sentinel: bool = True) -> Any:
-        """A callable in place of this model that follows the store: a new version is loaded in the
-        background, and serves once its canary has passed; else this one goes on.
+        """A WatchedModel to call in place of this one, which follows the store.
 
         Args:
-            every_s: seconds between two checks of the store; `check()` is for who is told of a
-                move, `close()` ends them.
-            sentinel: whether a portable copy checks some calls, by up to 1% of the CPU time; see
-                `loaded.sentinel`.
+            every_s: seconds between two checks of the store.
+            sentinel: whether a portable copy checks some calls.
 
         Raises:
             UsageError: the model was loaded from a folder, or keeps state between calls.
         """
         if self._follow is None:
-            raise UsageError(
-                "this model was loaded from a folder, which stays as it is; to watch a model, load"
-                " it from a store: freezer.load('MODEL:NAME', store=...)"
-            )
+            raise UsageError("a folder cannot be watched; load MODEL:NAME from a store")
         return self._follow(self, every_s, sentinel)
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:

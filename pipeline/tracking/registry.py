@@ -313,7 +313,7 @@ def _aliases(client: MlflowClient, name: str, version: Version) -> dict[str, dic
             raise NotPublishedError(
                 f"MLflow at {client.tracking_uri} has no version for {device_class} of"
                 f" {version.model}:{version.number}; log it with `coldpress replay --all`, or use"
-                " --store-only"
+                " --tracking-uri none"
             )
         for each in sorted(found, key=lambda each: -int(each.version)):
             numbers = wanted.setdefault(each.name, {})
