@@ -114,11 +114,8 @@ def gc(
     from pipeline.lifecycle import clean, needs_of
     from pipeline.tracking import aliased_artifacts
 
-    opened = Store.open(store)
-    uri = _tracking_uri(tracking_uri)
-    aliased = aliased_artifacts(uri) if uri is not None else set()
-    if uri is None:
-        note("MLflow is not asked; versions with an alias there may go")
+    opened, uri = Store.open(store), _tracking_uri(tracking_uri)
+    aliased = set() if uri is None else aliased_artifacts(uri)
     cleaning = Cleaning(
         keep=keep,
         grace_s=grace_h * 3600,
@@ -130,6 +127,8 @@ def gc(
     needs = needs_of(opened, note)
     found, errors = clean(opened, cleaning, needs)
     _print_garbage(found, cleaning)
+    if uri is None:
+        note("MLflow was not asked for aliases")
     for campaign in needs.running:
         note(f"campaign {campaign} runs: what it may need was left alone")
     for error in errors:
