@@ -68,7 +68,7 @@ def promote(
 
 
 @dataclass(kw_only=True, slots=True)
-class Needs:
+class CampaignNeeds:
     """What campaigns need that run, or whose drivers died.
 
     Attributes:
@@ -93,7 +93,7 @@ class Needs:
         return key in self.builds or (kind == "logs" and key in self.logs)
 
 
-def needs_of(store: Store, note: Note) -> Needs:
+def needs_of(store: Store, note: Note) -> CampaignNeeds:
     """What the campaigns of a store need; a store in a registry has none.
 
     Args:
@@ -101,8 +101,8 @@ def needs_of(store: Store, note: Note) -> Needs:
         note: receives a line if this waits for a heartbeat of a driver on another machine.
     """
     if store.registry is not None:
-        return Needs()
-    needs = Needs(leases=_leases(store))
+        return CampaignNeeds()
+    needs = CampaignNeeds(leases=_leases(store))
     started = {}
     for campaign in needs.leases:
         holder, lives = driver_of(store, campaign, note)
@@ -139,13 +139,13 @@ def _leases(store: Store) -> dict[str, str]:
     return leases
 
 
-def _has_started(store: Store, needs: Needs) -> bool:
+def _has_started(store: Store, needs: CampaignNeeds) -> bool:
     """Whether a campaign started since its needs were read."""
     return store.registry is None and not _leases(store).items() <= needs.leases.items()
 
 
 def clean(
-    store: Store, cleaning: Cleaning, needs: Needs
+    store: Store, cleaning: Cleaning, needs: CampaignNeeds
 ) -> tuple[list[Garbage], list[ColdpressError]]:
     """Mark and remove what nothing needs.
 
@@ -171,7 +171,7 @@ def clean(
     return found, errors
 
 
-def _clean_work(store: Store, cleaning: Cleaning, needs: Needs) -> list[Garbage]:
+def _clean_work(store: Store, cleaning: Cleaning, needs: CampaignNeeds) -> list[Garbage]:
     """Mark and remove folders of work and logs."""
     marks, found = marks_in(store, _MARKS), []
     place = workplace(store.uri)

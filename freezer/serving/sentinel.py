@@ -55,6 +55,9 @@ wrong.
 NUM_RATIOS = 8
 """Answers whose greatest error is shown."""
 
+SLACK_S = 1e-4
+"""Time that any call may take longer, as after an idle moment."""
+
 MAX_SHAPES = 64
 """Shapes of inputs whose times are known; further ones are not timed."""
 
@@ -139,7 +142,7 @@ class Sentinel:
             recent.clear()
             self._expected[shape] = min(self._expected[shape], median)
             was_slow = self.speed_ratio < SLOW
-            self.speed_ratio = self._expected[shape] / median
+            self.speed_ratio = (self._expected[shape] + SLACK_S) / (median + SLACK_S)
             if self.speed_ratio < SLOW and not was_slow:
                 logger.warning("%s: calls take %.1f times as long", self._pin, 1 / self.speed_ratio)
 

@@ -124,28 +124,26 @@ class _Model:
         self._notes = read_notes(self._layout)
         self._marks = f"{MARKS}/{model}/marks.json"
         self._old = self._old_versions()
-        self._versions = []
-        for number in self._old:
-            since = self._notes.marked.get(number)
-            self._versions.append(cleaning.found("versions", f"{model}:{number}", 0, since))
+        marked = self._notes.marked
+        self._versions = {
+            number: cleaning.found("versions", f"{model}:{number}", 0, marked.get(number))
+            for number in self._old
+        }
         self._gone = self._ending_tags()
 
     def find(self) -> list[Garbage]:
         """Everything that is garbage."""
-        return [*self._versions, *self._blobs()]
+        return [*self._versions.values(), *self._blobs()]
 
     def remove(self) -> list[Garbage]:
         """Remove what was marked long enough, tags first, and mark the rest."""
         blobs = self._blobs()
         if self._store.registry is not None:
             self._delete_manifests()
-        left = self._layout.tags(*self._gone) if self._gone else {}
-        if self._gone.keys() & left.keys():
-            self._layout.retag({tag: None for tag in self._gone if tag in left})
-        marked = {}
-        for number, item in zip(self._old, self._versions, strict=True):
-            if not item.removed:
-                marked[number] = item.since
+        left = self._gone.keys() & self._layout.tags(*self._gone).keys()
+        if left:
+            self._layout.retag(dict.fromkeys(left))
+        marked = {tag: item.since for tag, item in self._versions.items() if not item.removed}
         if marked != self._notes.marked:
             notes = write_notes(self._layout, replace(self._notes, marked=marked))
             self._layout.retag({NOTES: notes})
@@ -154,7 +152,7 @@ class _Model:
                 self._store.files.remove(f"{self._model}/blobs/sha256/{item.name}")
         if self._store.registry is None:
             write_marks(self._store, self._marks, blobs)
-        return [*self._versions, *blobs]
+        return [*self._versions.values(), *blobs]
 
     def _old_versions(self) -> dict[str, Version]:
         """The versions that nothing needs, by number."""
@@ -179,10 +177,7 @@ class _Model:
         """The tags that end now: those of versions and of their classes, and of signatures of
         images that no other version has.
         """
-        ending = set()
-        for number, item in zip(self._old, self._versions, strict=True):
-            if item.removed:
-                ending.add(number)
+        ending = {number for number, item in self._versions.items() if item.removed}
         rest: set[str] = set()
         for tag, descriptor in self._tags.items():
             if NUMBER.fullmatch(tag) and tag not in ending:

@@ -40,6 +40,9 @@ from infra.serving.bodies import (
     write_safetensors,
 )
 
+KEY = "coldpress-key"
+"""Header with the key that chooses between a version and its canary."""
+
 JSON, BINARY = "application/json", "application/octet-stream"
 
 READ_S = 60.0

@@ -36,15 +36,12 @@ from freezer.cli import (
     exiting,
 )
 from freezer.errors import USAGE
-from infra.serving.model_server import ModelServer, ServingOptions, refusal
+from infra.serving.model_server import KEY, ModelServer, ServingOptions, refusal
 
 KEEP_ALIVE_S = 75
 """How long idle connections stay open: longer than load balancers keep them (60 s), which would
 otherwise meet closed ones.
 """
-
-KEY = "coldpress-key"
-"""Header with the key that chooses between a version and its canary."""
 
 DRAIN_S = 1.0
 """How long clients that keep a connection may still use it after SIGTERM; each answer asks them to
