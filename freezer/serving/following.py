@@ -137,7 +137,7 @@ class WatchedModel:
         if offered == self._refused and time.monotonic() < self._again:
             return False
         try:
-            model = load(self._reference, self._options)
+            model = load(version.pin, self._options)  # also if the name moves meanwhile
         except IncompatibleError as error:
             if any(item.reason in REMEMBERED for item in error.ladder):
                 wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
