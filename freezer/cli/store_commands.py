@@ -21,6 +21,7 @@ from freezer.cli.arguments import (
     ModelArgument,
     StoreOption,
     console,
+    note,
     say,
     say_error,
     say_json,
@@ -37,6 +38,7 @@ from freezer.store import (
     ListedVersion,
     Store,
     Version,
+    announce,
     copy_version,
     newest_versions,
     references,
@@ -203,6 +205,9 @@ def rollback(
         )
     before = opened.version(name)
     version = opened.roll_back(name, None if undo else int(number))
+    problem = announce(opened, name, opened.notes(name).moves[-1])
+    if problem:
+        note(f"the rollback is done, but {problem}")
     classes = ", ".join(sorted(version.images))
     say(f"latest of {name} is version {version.number} (before: {before.number}), for {classes}")
     missing = before.images.keys() - version.images.keys()

@@ -36,7 +36,7 @@ from freezer.cli import (
     exiting,
 )
 from freezer.errors import USAGE
-from infra.serving.model_server import ModelServer, ServingOptions, refusal
+from infra.serving.model_server import KEY, ModelServer, ServingOptions, refusal
 
 KEEP_ALIVE_S = 75
 """How long idle connections stay open: longer than load balancers keep them (60 s), which would
@@ -62,7 +62,10 @@ def make_app(server: ModelServer) -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        return await server.answer(request.stream(), request.headers.get("content-type", ""))
+        headers = request.headers
+        return await server.answer(
+            request.stream(), headers.get("content-type", ""), headers.get(KEY)
+        )
 
     @app.get("/contract")
     async def contract() -> Response:
@@ -133,6 +136,9 @@ def main(
     reload_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two checks for a new version.")
     ] = 30.0,
+    sentinel: Annotated[
+        bool, typer.Option(help="Check some calls with the portable program, by 1% of the CPUs.")
+    ] = True,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="PORT", help="Port to listen on.")] = 8000,
 ) -> None:
@@ -148,6 +154,7 @@ def main(
         keys=tuple(key or ()),
         queue=queue,
         reload_s=reload_s,
+        sentinel=sentinel,
     )
     with exiting(refused=USAGE):
         server = ModelServer(options)

@@ -99,7 +99,7 @@ def campaign_status(
         UsageError: the store has no such campaign; the message lists those that it has.
         StoreUnreachableError: the ledger cannot be read.
     """
-    holder, alive = _driver(store, campaign, note)
+    holder, alive = driver_of(store, campaign, note)
     history = History(store)  # read after the lease
     record = history.record(campaign)
     signs = [record.started, record.finished or 0.0]
@@ -178,7 +178,7 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     """
     alive: dict[str, bool] = {}
     for name in History(store).campaigns():
-        _, alive[name] = _driver(store, name, note)
+        _, alive[name] = driver_of(store, name, note)
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
     for name, lives in alive.items():
@@ -190,7 +190,9 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
-def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[Holder | None, bool]:
+def driver_of(
+    store: Store, campaign: str, note: Callable[[str], None]
+) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
     path = lease_of(store.root / LEDGER, campaign, store.remote)
     try:

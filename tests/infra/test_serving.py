@@ -225,7 +225,7 @@ def test_a_reload_and_a_full_queue_lose_nothing(
         started.wait_for_version(1)
         assert started.server.loaded is not None
         held = Held(started.server.loaded.model)
-        started.server.loaded = replace(started.server.loaded, model=held)
+        started.server.watched.loaded = replace(started.server.loaded, model=held)
         running = clients.submit(started.predict, json_of(X))
         assert held.entered.wait(60)
         waiting = clients.submit(started.predict, json_of(X))
@@ -395,3 +395,53 @@ def test_a_bucket_may_fail(
             assert not any((cache / name).exists() for name in earlier), (
                 "the cache grows with every version"
             )
+
+
+def test_a_canary_answers_its_keys(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    publish(store, with_golden(scripted.artifact, tmp_path / "second", error=0.0))
+    store.promote("mlp:1", "prod")
+    store.promote("mlp:2", "prod-canary", share=0.5)
+    keys = [f"user-{index}" for index in range(20)]
+    with serving(store, "mlp:prod") as started:
+        started.wait_for_version(1)
+        wait_until(lambda: started.server._canary is not None, "the canary is followed")
+        wait_until(lambda: started.metric("reloads_total", outcome="ok") == 2, "it is loaded")
+        wait_until(lambda: started.server._share == 0.5, "its share is known")
+
+        def version(key: str | None) -> str:
+            chosen = started.server.chosen(key)
+            assert chosen is not None
+            return chosen.labels["version"]
+
+        expected = {key: str(store.version("mlp:prod", key).number) for key in keys}
+        assert {key: version(key) for key in keys} == expected
+        assert (set(expected.values()), version(None)) == ({"1", "2"}, "1")
+        answer = requests.post(
+            f"{started.url}/predict",
+            data=json_of(X),
+            headers={"content-type": JSON, "coldpress-key": "user-1"},
+            timeout=60,
+        )
+        assert answer.status_code == 200
+        store.promote("mlp", "prod-canary", remove=True)
+        wait_until(lambda: started.server._canary is None, "the canary has ended")
+        assert {version(key) for key in keys} == {"1"}
+
+
+def test_the_sentinel_is_exported(published: Store) -> None:
+    with serving(published, reload_s=60) as started:
+        started.wait_for_version(1)
+        loaded = started.server.loaded
+        assert loaded is not None
+        sentinel = loaded.sentinel
+        assert sentinel is not None
+        wait_until(lambda: sentinel.is_ready, "the portable program is loaded")
+
+        def checked() -> bool:
+            return started.predict(json_of(X)).ok and started.metric("num_checks") > 0
+
+        wait_until(checked, "a call is checked")
+        assert started.metric("error_ratio") <= 1
+    with serving(published, reload_s=60, sentinel=False) as without:
+        without.wait_for_version(1)
+        assert without.metric("error_ratio") != without.metric("error_ratio")
