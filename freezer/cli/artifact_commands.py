@@ -37,7 +37,7 @@ from freezer.cli.store_commands import pick
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
-from freezer.hardware import DEVICE_CLASSES, detect
+from freezer.hardware import DEVICE_CLASSES, detect, node_expressions
 from freezer.spec import text_of
 from freezer.store import Store
 
@@ -216,10 +216,21 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
     return outputs
 
 
-def classes(as_json: JsonOption = False) -> None:
+def classes(
+    as_json: JsonOption = False,
+    affinity: Annotated[
+        str | None,
+        typer.Option(help="Print Kubernetes' nodeAffinity for the nodes of this class."),
+    ] = None,
+) -> None:
     """Print this machine's device classes, most specific first, with where they have run, and the
     reasons against the next better ones.
     """
+    if affinity is not None:
+        terms = [{"matchExpressions": node_expressions(affinity)}]
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        say_json({"nodeAffinity": rule}, indent=2)
+        return
     machine = detect()
     if as_json:
         say_json(asdict(machine))
