@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
 import freezer
-from freezer.artifact import Manifest, read_keys
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Manifest, read_keys
 from freezer.codec import encode
 from freezer.errors import (
     ColdpressError,
@@ -35,16 +36,18 @@ from freezer.errors import (
 )
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
+from freezer.runtime.tensor_files import golden_sets, load_arrays, load_tensors
 from freezer.store import Store, Version
-from infra.serving.bodies import (
-    read_body,
-    read_json,
-    read_safetensors,
-    write_json,
-    write_safetensors,
+from infra.serving.batching import (
+    Arrays,
+    Batcher,
+    GoldenCall,
+    Joint,
+    Shapes,
+    joint_of,
+    output_shapes,
 )
-
-JSON, BINARY = "application/json", "application/octet-stream"
+from infra.serving.bodies import BodyForm, OwnForm, read_body, refusal
 
 READ_S = 60.0
 """Time limit for the body of a request, which has its place in the queue while the client sends it.
@@ -59,6 +62,8 @@ AGAIN_ALONE_S = 30.0
 """The same while nothing serves."""
 
 REMEMBERED = ("canary", "does_not_open", "tampered")  # refusals that stay while the digests do
+
+BUCKETS_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -78,6 +83,8 @@ class ServingOptions:
         queue: requests that may wait while one runs, those included whose body arrives; further
             ones are refused.
         reload_s: seconds between two checks of the store.
+        max_batch: largest sum of the sizes of requests that are joined into one call; 0: none are.
+        max_delay_ms: how long a request waits for others while the model is free.
     """
 
     model: str
@@ -89,6 +96,8 @@ class ServingOptions:
     keys: tuple[Path, ...] = ()
     queue: int = 32
     reload_s: float = 30.0
+    max_batch: int = 0
+    max_delay_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +108,15 @@ class Loaded:
         model: the FrozenModel or NativeModel.
         offered: digests of the artifacts that it was chosen from, by device class.
         labels: model, version, digest and device class, as `coldpress list` prints them.
+        shapes: of the outputs, by the golden ones.
+        joint: where requests are joined; None: nowhere.
     """
 
     model: Any
     offered: Mapping[str, str]
     labels: Mapping[str, str]
+    shapes: Shapes
+    joint: Joint | None
 
 
 class ServingMetrics:
@@ -127,6 +140,12 @@ class ServingMetrics:
         Gauge(
             f"{prefix}_queue_length", "Requests that wait for the model", registry=own
         ).set_function(queue_length)
+        self.joined = Histogram(
+            f"{prefix}_batch_requests",
+            "Requests in a call, with --max-batch",
+            buckets=BUCKETS_REQUESTS,
+            registry=own,
+        )
         self.reloads = Counter(
             f"{prefix}_reloads",
             "Attempts to load an artifact, the first included",
@@ -147,6 +166,8 @@ class ModelServer:
     """A model, kept up to date with its store.
 
     Attributes:
+        model: its name.
+        native: whether its arrays are numpy's.
         loaded: what serves; None before the first artifact has passed its canary.
         problem: why nothing serves yet.
         metrics: of this server.
@@ -165,12 +186,20 @@ class ModelServer:
             detect().classes if options.device_class == "auto" else (options.device_class,)
         )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
+        self.native = options.runtime == "native"
         self._num_requests = 0
         self._refused: Mapping[str, str] = {}
         self._again = 0.0
+        self.model = options.model.partition("@")[0].partition(":")[0]
         self.loaded: Loaded | None = None
         self.problem = f"{options.model} is being loaded"
         self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
+        self._batcher = Batcher(
+            self._worker,
+            max_size=options.max_batch,
+            max_delay_s=options.max_delay_ms / 1e3,
+            observe=self.metrics.joined.observe,
+        )
 
     async def watch(self) -> None:
         """Load the model, and from then on what the store offers instead."""
@@ -207,15 +236,25 @@ class ModelServer:
             return
         try:
             model = self._load()
-        except IncompatibleError as error:
-            self._count_canary(error.ladder)
-            if any(item.reason in REMEMBERED for item in error.ladder):
+            shapes, joint = self._shapes_and_joint(version, model)
+        except (IncompatibleError, UsageError) as error:
+            ladder = getattr(error, "ladder", ())
+            self._count_canary(ladder)
+            own = isinstance(error, UsageError)  # the model cannot be served so
+            if own or any(item.reason in REMEMBERED for item in ladder):
                 wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
                 self._refused, self._again = offered, time.monotonic() + wait_s
             raise
         self._count_canary(model.ladder)
         self.metrics.reloads.labels("ok").inc()
-        self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest)))
+        loaded = Loaded(
+            model=model,
+            offered=offered,
+            labels=_labels(version, model.manifest),
+            shapes=shapes,
+            joint=joint,
+        )
+        self._serve(loaded)
         if before is not None:
             used = {item.digest for item in model.manifest.contents}
             self._store.drop_copies(
@@ -243,6 +282,27 @@ class ModelServer:
             )
         return model
 
+    def _shapes_and_joint(self, version: Version, model: Any) -> tuple[Shapes, Joint | None]:
+        """The shapes of the outputs, and where requests can be joined, if they shall be.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        manifest = model.manifest
+        files = {item.path: item for item in manifest.files}
+        path = self._store.file(version, files[GOLDEN_OUTPUTS])
+        shapes = output_shapes(manifest, path)
+        if not self._options.max_batch:
+            return shapes, None
+        path = self._store.file(version, files[GOLDEN_INPUTS])
+        names = [item.name for item in model.inputs.tensors]
+        read: Callable[[Path], dict[str, Any]] = load_arrays if self.native else load_tensors
+        sets = golden_sets(path, names, len(manifest.golden), read)
+        calls = []
+        for item, inputs in zip(manifest.golden, sets, strict=True):
+            calls.append(GoldenCall(point=item.point, inputs=inputs))
+        return shapes, joint_of(model.inputs, shapes, calls, partial(self._outputs, model))
+
     def _serve(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.metrics.artifact.info(dict(loaded.labels))
@@ -267,25 +327,22 @@ class ModelServer:
         )
 
     async def answer(self, chunks: AsyncIterable[bytes], media_type: str) -> Response:
-        """Answer a body in its own form: `application/octet-stream` for a .safetensors file, all
-        else is JSON.
+        """Answer a body of `POST /predict`, see `respond`."""
+        return await self.respond(chunks, OwnForm(media_type, native=self.native))
+
+    async def respond(self, chunks: AsyncIterable[bytes], form: BodyForm) -> Response:
+        """Answer a body in its own form.
 
         Returns:
-            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body
-            does not arrive; 503 if the queue is full or nothing is loaded; 500 if the model fails.
+            200 with the outputs by name; `form.invalid` if the inputs violate the contract; 408 if
+            the body does not arrive; 503 if the queue is full or nothing is loaded; 500 if the
+            model fails.
         """
         count = self.metrics.requests.labels
         if self.loaded is None or self._num_requests > self._options.queue:
             count("overloaded").inc()
-            return refusal(
-                503,
-                (
-                    self.problem
-                    if self.loaded is None
-                    else f"{self._options.queue} requests are waiting"
-                ),
-            )
-        binary = media_type.startswith(BINARY)
+            waiting = f"{self._options.queue} requests are waiting"
+            return form.refuse(503, self.problem if self.loaded is None else waiting)
         self._num_requests += 1
         try:
             try:
@@ -293,37 +350,43 @@ class ModelServer:
                     body = await read_body(chunks, self.loaded.model.inputs)
             except (TimeoutError, ClientDisconnect):
                 count("invalid").inc()
-                return refusal(408, f"the body did not arrive within {READ_S:g} s")
+                return form.refuse(408, f"the body did not arrive within {READ_S:g} s")
             started = time.perf_counter()
-            content = await asyncio.get_running_loop().run_in_executor(
-                self._worker, self._call, self.loaded.model, body, binary
-            )
+            response = await self._answered(self.loaded, body, form)
         except ContractError as error:
             count("invalid").inc()
-            return refusal(422, error.coded)
+            return form.refuse(form.invalid, error.coded)
         except Exception:
             count("error").inc()
             logger.exception("a request failed")
-            return refusal(500, "the model failed; the log of the server has the cause")
+            return form.refuse(500, "the model failed; the log of the server has the cause")
         finally:
             self._num_requests -= 1
         count("ok").inc()
         self.metrics.seconds.observe(time.perf_counter() - started)
-        return Response(content, media_type=BINARY if binary else JSON)
+        return response
 
-    def _call(self, model: Any, body: bytes, binary: bool) -> bytes:
+    async def _answered(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
+        """The answer to a body, by one call of the model for it or for several requests."""
+        model, loop = loaded.model, asyncio.get_running_loop()
+        if loaded.joint is None:
+            return await loop.run_in_executor(self._worker, self._call, loaded, body, form)
+        inputs = await asyncio.to_thread(form.read, body, model)
+        call = partial(self._outputs, model)
+        outputs = await self._batcher.answer(call, loaded.joint, inputs)
+        return await asyncio.to_thread(form.write, outputs, loaded.labels)
+
+    def _call(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
         """Read the inputs, call the model and write the outputs; torch releases the interpreter's
         lock while it computes.
         """
-        native = self._options.runtime == "native"
-        inputs = (
-            read_safetensors(body, model.inputs, native=native)
-            if binary
-            else read_json(body, model.inputs, native=native)
-        )
-        leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
-        outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
-        return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+        outputs = self._outputs(loaded.model, form.read(body, loaded.model))
+        return form.write(outputs, loaded.labels)
+
+    def _outputs(self, model: Any, inputs: Arrays) -> dict[str, Any]:
+        """The outputs of the model by name."""
+        leaves = model.leaves(**inputs) if self.native else _tensors(model, inputs)
+        return {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
 
 
 def _labels(version: Version, serving: Manifest) -> dict[str, str]:
@@ -336,13 +399,6 @@ def _labels(version: Version, serving: Manifest) -> dict[str, str]:
         "digest": image.digest,
         "device_class": serving.device_class,
     }
-
-
-def refusal(status: int, detail: str) -> Response:
-    """A response without outputs; with 503 the client may try again in a second."""
-    return JSONResponse(
-        {"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None
-    )
 
 
 def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
