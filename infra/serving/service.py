@@ -65,6 +65,7 @@ def main(
                 f"serving needs {error.name}, which is not installed; in the checkout: pip install"
                 " --group serving"
             ) from error
+    logging.getLogger("coldpress").handlers.clear()  # of `coldpress`, which print without levels
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     options = ServingOptions(
         model=model,
