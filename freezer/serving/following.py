@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,12 +45,14 @@ class Loaded:
         offered: digests of the artifacts that it was chosen from, by device class.
         labels: model, version, digest and device class, as `coldpress list` prints them.
         sentinel: checks some of its calls; None where it is off.
+        prepared: what `prepare` returned.
     """
 
     model: Any
     offered: Mapping[str, str]
     labels: Mapping[str, str]
     sentinel: Sentinel | None = None
+    prepared: Any = None
 
 
 class WatchedModel:
@@ -64,13 +66,23 @@ class WatchedModel:
         reference: `MODEL` or `MODEL:NAME`; `MODEL:VERSION` stays with that version.
         options: how to load it.
         sentinel: whether a portable copy checks some calls.
+        prepare: called with a version and its loaded model before it serves; where it raises
+            UsageError, that model does not serve.
 
     Raises:
         StoreUnreachableError: the store cannot be opened.
     """
 
-    def __init__(self, reference: str, options: LoadOptions, *, sentinel: bool = True) -> None:
+    def __init__(
+        self,
+        reference: str,
+        options: LoadOptions,
+        *,
+        sentinel: bool = True,
+        prepare: Callable[[Version, Any], object] | None = None,
+    ) -> None:
         self._reference, self._options, self._sentinel = reference, options, sentinel
+        self._prepare = prepare
         self._store = Store.open(options.store or "store")
         wanted = options.device_class
         self._classes = detect().classes if wanted == "auto" else (wanted,)
@@ -138,12 +150,14 @@ class WatchedModel:
             return False
         try:
             model = load(version.pin, self._options)  # also if the name moves meanwhile
-        except IncompatibleError as error:
-            if any(item.reason in REMEMBERED for item in error.ladder):
+            self.serve(model, version)
+        except (IncompatibleError, UsageError) as error:
+            ladder = getattr(error, "ladder", ())
+            own = isinstance(error, UsageError)  # the model cannot be served so
+            if own or any(item.reason in REMEMBERED for item in ladder):
                 wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
                 self._refused, self._again = offered, time.monotonic() + wait_s
             raise
-        self.serve(model, version)
         return True
 
     def _offered(self, version: Version) -> dict[str, str]:
@@ -164,12 +178,14 @@ class WatchedModel:
                 "it keeps state between calls, which another version, or other clients' calls, must"
                 " not share; load it without watching where it is called"
             )
+        prepared = None if self._prepare is None else self._prepare(version, model)
         before = self.loaded
         self.loaded = Loaded(
             model=model,
             offered=self._offered(version),
             labels=_labels(version, model.manifest),
             sentinel=Sentinel(model, version.pin, self._options) if self._sentinel else None,
+            prepared=prepared,
         )
         if before is not None:
             if before.sentinel is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from freezer.runtime.draws import Draws
+from freezer.runtime.input_sets import Draws
 from freezer.runtime.torch_settings import threads
 from freezer.spec import MARKS, Clock, SamplingPolicy, Timing
 from freezer.timing.intervals import of_means, of_ranks, ratio_interval

@@ -24,32 +24,36 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
-from freezer.artifact import read_keys
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, read_keys
 from freezer.codec import encode
 from freezer.errors import ColdpressError, ContractError, Refusal
 from freezer.hardware import device_class as class_named
+from freezer.runtime.tensor_files import golden_sets, load_arrays, load_tensors
 from freezer.serving.following import Loaded, WatchedModel
 from freezer.serving.process import LoadOptions
 from freezer.serving.sentinel import Sentinel
-from freezer.store import CANARY, LATEST, Store, in_share
-from infra.serving.bodies import (
-    read_body,
-    read_json,
-    read_safetensors,
-    write_json,
-    write_safetensors,
+from freezer.store import CANARY, LATEST, Store, Version, in_share
+from infra.serving.batching import (
+    Arrays,
+    Batcher,
+    GoldenCall,
+    Joint,
+    Shapes,
+    joint_of,
+    output_shapes,
 )
+from infra.serving.bodies import BodyForm, OwnForm, read_body, refusal
 
 KEY = "coldpress-key"
 """Header with the key that chooses between a version and its canary."""
-
-JSON, BINARY = "application/json", "application/octet-stream"
 
 READ_S = 60.0
 """Time limit for the body of a request, which has its place in the queue while the client sends it.
 """
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+BUCKETS_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 SENTINEL = {
     "error_ratio": "Error of the last answers against portable, over what is allowed",
@@ -76,6 +80,8 @@ class ServingOptions:
             ones are refused.
         reload_s: seconds between two checks of the store.
         sentinel: whether a portable copy checks some calls.
+        max_batch: largest sum of the sizes of requests that are joined into one call; 0: none are.
+        max_delay_ms: how long a request waits for others while the model is free.
     """
 
     model: str
@@ -88,6 +94,21 @@ class ServingOptions:
     queue: int = 32
     reload_s: float = 30.0
     sentinel: bool = True
+    max_batch: int = 0
+    max_delay_ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What the service knows of a model before it serves.
+
+    Attributes:
+        shapes: of the outputs, by the golden ones.
+        joint: where requests are joined; None: nowhere.
+    """
+
+    shapes: Shapes
+    joint: Joint | None
 
 
 class ServingMetrics:
@@ -121,6 +142,12 @@ class ServingMetrics:
             f"{prefix}_canary_failures", "Artifacts refused by their canary", registry=own
         )
         self.artifact = Info(f"{prefix}_artifact", "The artifact that serves", registry=own)
+        self.joined = Histogram(
+            f"{prefix}_batch_requests",
+            "Requests in a call, with --max-batch",
+            buckets=BUCKETS_REQUESTS,
+            registry=own,
+        )
         self._sentinel = {
             name: Gauge(f"{prefix}_{name}", text, registry=own) for name, text in SENTINEL.items()
         }
@@ -141,6 +168,8 @@ class ModelServer:
     Attributes:
         watched: what serves, and follows the store.
         metrics: of this server.
+        model: its name.
+        native: whether its arrays are numpy's.
 
     Raises:
         UsageError: the device class is unknown, or a key cannot be read.
@@ -152,12 +181,20 @@ class ModelServer:
             class_named(options.device_class)
         read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
+        self.native = options.runtime == "native"
+        self.model = options.model.partition("@")[0].partition(":")[0]
         self.watched = self._follow(options.model)
         self._canary: WatchedModel | None = None
         self._share = 0.0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0
         self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
+        self._batcher = Batcher(
+            self._worker,
+            max_size=options.max_batch,
+            max_delay_s=options.max_delay_ms / 1e3,
+            observe=self.metrics.joined.observe,
+        )
         self.metrics.watch_sentinel(lambda: self.loaded.sentinel if self.loaded else None)
 
     @property
@@ -180,7 +217,29 @@ class ModelServer:
             min_version=options.min_version,
             runtime=options.runtime,
         )
-        return WatchedModel(reference, loading, sentinel=options.sentinel)
+        return WatchedModel(reference, loading, sentinel=options.sentinel, prepare=self._prepared)
+
+    def _prepared(self, version: Version, model: Any) -> Prepared:
+        """The shapes of the outputs, and where requests can be joined, if they shall be.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        manifest = model.manifest
+        files = {item.path: item for item in manifest.files}
+        path = self._store.file(version, files[GOLDEN_OUTPUTS])
+        shapes = output_shapes(manifest, path)
+        if not self._options.max_batch:
+            return Prepared(shapes=shapes, joint=None)
+        path = self._store.file(version, files[GOLDEN_INPUTS])
+        names = [item.name for item in model.inputs.tensors]
+        read: Callable[[Path], dict[str, Any]] = load_arrays if self.native else load_tensors
+        sets = golden_sets(path, names, len(manifest.golden), read)
+        calls = []
+        for item, inputs in zip(manifest.golden, sets, strict=True):
+            calls.append(GoldenCall(point=item.point, inputs=inputs))
+        joint = joint_of(model.inputs, shapes, calls, partial(self._outputs, model))
+        return Prepared(shapes=shapes, joint=joint)
 
     async def watch(self) -> None:
         """Load the model, and from then on what the store offers instead."""
@@ -249,22 +308,26 @@ class ModelServer:
     async def answer(
         self, chunks: AsyncIterable[bytes], media_type: str, key: str | None = None
     ) -> Response:
-        """Answer a body in its own form: `application/octet-stream` for a .safetensors file, all
-        else is JSON. A key chooses between the version that serves and its canary.
+        """Answer a body of `POST /predict`, see `respond`."""
+        return await self.respond(chunks, OwnForm(media_type, native=self.native), key)
+
+    async def respond(
+        self, chunks: AsyncIterable[bytes], form: BodyForm, key: str | None = None
+    ) -> Response:
+        """Answer a body in its own form. A key chooses between the version that serves and its
+        canary.
 
         Returns:
-            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body
-            does not arrive; 503 if the queue is full or nothing is loaded; 500 if the model fails.
+            200 with the outputs by name; `form.invalid` if the inputs violate the contract; 408 if
+            the body does not arrive; 503 if the queue is full or nothing is loaded; 500 if the
+            model fails.
         """
         count = self.metrics.requests.labels
         loaded = self.chosen(key)
         if loaded is None or self._num_requests > self._options.queue:
             count("overloaded").inc()
-            return refusal(
-                503,
-                (self.problem if loaded is None else f"{self._options.queue} requests are waiting"),
-            )
-        binary = media_type.startswith(BINARY)
+            waiting = f"{self._options.queue} requests are waiting"
+            return form.refuse(503, self.problem if loaded is None else waiting)
         self._num_requests += 1
         try:
             try:
@@ -272,51 +335,56 @@ class ModelServer:
                     body = await read_body(chunks, loaded.model.inputs)
             except (TimeoutError, ClientDisconnect):
                 count("invalid").inc()
-                return refusal(408, f"the body did not arrive within {READ_S:g} s")
+                return form.refuse(408, f"the body did not arrive within {READ_S:g} s")
             started = time.perf_counter()
-            content = await asyncio.get_running_loop().run_in_executor(
-                self._worker, self._call, loaded, body, binary
-            )
+            response = await self._answered(loaded, body, form)
         except ContractError as error:
             count("invalid").inc()
-            return refusal(422, error.coded)
+            return form.refuse(form.invalid, error.coded)
         except Exception:
             count("error").inc()
             logger.exception("a request failed")
-            return refusal(500, "the model failed; the log of the server has the cause")
+            return form.refuse(500, "the model failed; the log of the server has the cause")
         finally:
             self._num_requests -= 1
         count("ok").inc()
         self.metrics.seconds.observe(time.perf_counter() - started)
-        return Response(content, media_type=BINARY if binary else JSON)
+        return response
 
-    def _call(self, loaded: Loaded, body: bytes, binary: bool) -> bytes:
+    async def _answered(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
+        """The answer to a body, by one call of the model for it or for several requests."""
+        model, loop = loaded.model, asyncio.get_running_loop()
+        if loaded.prepared.joint is None:
+            return await loop.run_in_executor(self._worker, self._call, loaded, body, form)
+        inputs = await asyncio.to_thread(form.read, body, model)
+        call = partial(self._watched_outputs, loaded)
+        outputs = await self._batcher.answer(call, loaded.prepared.joint, inputs)
+        return await asyncio.to_thread(form.write, outputs, loaded.labels)
+
+    def _call(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
         """Read the inputs, call the model and write the outputs; torch releases the interpreter's
         lock while it computes.
         """
-        model, native = loaded.model, self._options.runtime == "native"
-        inputs = (
-            read_safetensors(body, model.inputs, native=native)
-            if binary
-            else read_json(body, model.inputs, native=native)
-        )
+        outputs = self._watched_outputs(loaded, form.read(body, loaded.model))
+        return form.write(outputs, loaded.labels)
+
+    def _watched_outputs(self, loaded: Loaded, inputs: Arrays) -> dict[str, Any]:
+        """The outputs of what serves by name; its sentinel sees the call."""
         started = time.perf_counter()
-        leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
+        outputs = self._outputs(loaded.model, inputs)
         if loaded.sentinel is not None:
+            leaves = list(outputs.values())
             loaded.sentinel.saw((), inputs, leaves, time.perf_counter() - started)
-        outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
-        return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+        return outputs
+
+    def _outputs(self, model: Any, inputs: Arrays) -> dict[str, Any]:
+        """The outputs of a model by name."""
+        leaves = model.leaves(**inputs) if self.native else _tensors(model, inputs)
+        return {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
 
 
 def _figure(sentinel: Callable[[], Sentinel | None], name: str) -> float:
     return float(getattr(sentinel(), name, math.nan))
-
-
-def refusal(status: int, detail: str) -> Response:
-    """A response without outputs; with 503 the client may try again in a second."""
-    return JSONResponse(
-        {"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None
-    )
 
 
 def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:

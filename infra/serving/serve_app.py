@@ -22,7 +22,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from freezer.hardware import PORTABLE, can_run, device_class
-from infra.serving.model_server import KEY, ModelServer, ServingOptions, refusal
+from infra.serving.bodies import refusal
+from infra.serving.model_server import KEY, ModelServer, ServingOptions
 
 LABEL = "coldpress.dev/"
 """Prefix of the labels of nodes."""
