@@ -133,10 +133,9 @@ def judge_accuracy(
     return Judged(measured=measured, bounds=bounds, problem="; ".join(problems) or None)
 
 
-def keeps_budget(samples: Mapping[str, Sequence[float]], budget: Mapping[str, float]) -> bool:
-    """Whether the mean of each measure keeps its limit, which a search aims for."""
-    limits = {name: budget[LIMITS[name]] for name in samples}
-    return all(_keeps(name, float(np.mean(samples[name])), limits[name]) for name in samples)
+def keeps_budget(measured: Mapping[str, float], budget: Mapping[str, float]) -> bool:
+    """Whether each measure keeps its limit, which a search aims for."""
+    return all(_keeps(name, value, budget[LIMITS[name]]) for name, value in measured.items())
 
 
 def scale_of(qualities: Sequence[float]) -> float:

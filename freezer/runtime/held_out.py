@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +160,12 @@ def judge_answers(
     answers: Iterable[Any],
     num_candidates: int,
 ) -> Judged:
-    """Judge a model's answers on the judged samples by the budget.
+    """Judge a model's answers by the budget.
 
     Args:
-        held_out: the samples and the budget.
-        metric: the function that the budget names.
-        eager: eager's answers, in the order of the samples.
+        held_out: the labels and the budget.
+        metric: the function that the budget names; None to judge by the other limits.
+        eager: eager's answers, in the order of the judged samples, or without a metric of others.
         answers: the model's answers.
         num_candidates: candidates that are judged on the same samples.
 
@@ -173,9 +174,12 @@ def judge_answers(
     """
     budget = held_out.accuracy.budget
     names = [name for name, limit in LIMITS.items() if limit in budget]
+    if metric is None:
+        names = [name for name in names if name != METRIC]
     samples: dict[str, list[float]] = {name: [] for name in names}
     qualities = []
-    for before, after, labels in zip(eager, answers, held_out.labels, strict=True):
+    all_labels = held_out.labels if metric else repeat(None)
+    for before, after, labels in zip(eager, answers, all_labels, strict=False):
         pair = _outputs(before), _outputs(after)
         if TOP1 in names and not any(map(has_classes, pair[0])):
             raise JudgeError(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
+from freezer.freezing.candidates.mixed_precision import keeping
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import REPAIRS, Attempt
 from freezer.freezing.choices import select
@@ -91,6 +92,8 @@ def build(
                 further=further,
             )
             made += shape.first_that_works(tried)
+            if made[-1].exact:
+                recipe = keeping(recipe, made[-1].exact)
     candidate = _candidate(subject, recipe, target, folder, made, tried)
     candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
     candidate.write()
@@ -135,10 +138,8 @@ def _build_conditions(target: Target) -> Iterator[None]:
         yield
 
 
-def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str] | None) -> Recipe:
-    """The recipe with nodes to repair; itself without any."""
-    if not repairs:
-        return recipe
+def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str]) -> Recipe:
+    """The recipe with nodes to repair."""
     ways = tuple(way for way in recipe.ways if way[0] in EXPORTS)
     return replace(recipe, ways=ways, settings={**recipe.settings, REPAIRS: dict(repairs)})
 
@@ -163,7 +164,7 @@ def build_further(
     recipe = RECIPES[candidate.recipe]
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
-    recipe = repaired_recipe(recipe, candidate.settings.get(REPAIRS))
+    recipe = replace(recipe, settings=candidate.settings)  # with repairs, and nodes kept exact
     more = build(subject, recipe, target, folder, further=True)
     candidate.link_files(folder)
     made = replace(

@@ -18,6 +18,7 @@ from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
+from freezer.freezing.lowering import forget_origins, origin_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""
@@ -85,8 +86,7 @@ class GraphReference:
     """
 
     def __init__(self, program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
-        for node in program.graph.nodes:
-            node.meta.pop("from_node", None)  # of an earlier program
+        forget_origins(program.graph)
         graph = program.module(check_guards=False)
         assert isinstance(graph, GraphModule)
         self.graph = graph
@@ -137,6 +137,23 @@ class GraphReference:
             total = error_of(exact, eager, value)
             scores.append(score(node, error_of(exact, eager, alone, after.get(node.name)), total))
         return tuple(scores)
+
+    def effects(self, values: NodeValues) -> dict[str, float]:
+        """What the local error of each value alone adds to the outputs: the largest relative error
+        of one.
+
+        Args:
+            values: a candidate's values. What it does to operators that have none is part of the
+                error of those after them.
+        """
+        after = self.exact_after(values)
+        found = {}
+        for name, value in values.items():
+            moved = self.exact[name] + in_double(value) - after[name]
+            outputs, _ = run_graph(self.graph, self.inputs, {name: moved})
+            answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
+            found[name] = max(error_of(r, e, c).relative for r, e, c in answers)
+        return found
 
     def fails(self, outputs: Sequence[Tensor]) -> bool:
         """Whether outputs are further from the reference than eager's by more than rounding."""
@@ -215,19 +232,6 @@ def _quotient(error: float, unit: float) -> float:
     if error == 0:
         return 0.0
     return min(error / unit, MOST) if unit > 0 else MOST
-
-
-def origin_of(node: Node) -> str | None:
-    """Name of the exported program's node that a node was made from; None if that is unknown.
-
-    torch records it in `from_node`, the last pass first.
-    """
-    sources: list[Any] = node.meta.get("from_node") or []
-    name = None
-    while sources:
-        name = sources[-1].name
-        sources = sources[-1].from_node
-    return name
 
 
 def matches(source: Graph, lowered: Graph) -> dict[str, str]:

@@ -26,7 +26,14 @@ from freezer.freezing.lowering.inductor.passes import (
 )
 from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
 from freezer.freezing.lowering.onnx_runtime import optimized, to_onnx
-from freezer.freezing.lowering.open_vino import to_openvino
+from freezer.freezing.lowering.open_vino import int8_model, to_openvino
+from freezer.freezing.lowering.source_nodes import (
+    decomposed,
+    forget_origins,
+    known_names,
+    names_in,
+    origin_of,
+)
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 
@@ -35,8 +42,14 @@ __all__ = [
     "captured_texts",
     "check_operators",
     "compiler_problem",
+    "decomposed",
+    "forget_origins",
+    "int8_model",
+    "known_names",
+    "names_in",
     "objects_kept_in",
     "optimized",
+    "origin_of",
     "passes_of",
     "run_with_outputs",
     "timed",

@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -95,7 +95,7 @@ def with_precisions(
     report: FreezingReport,
     settings: Settings,
     products: Iterable[tuple[str, str]],
-    exact: Collection[str] = (),
+    exact: Sequence[str],
 ) -> FreezingReport:
     """Add the precision of each convolution and matrix product to the report of a recipe.
 
@@ -103,7 +103,7 @@ def with_precisions(
         report: the report.
         settings: settings of the recipe; `computes` is its precision.
         products: name and precision of each product in what was built.
-        exact: names of those that a search left in floating point.
+        exact: source nodes that a search left in floating point.
 
     Raises:
         BuildError: none is in the precision of the recipe; code CP-PRECISION.
@@ -118,10 +118,12 @@ def with_precisions(
             " floating point without saying so; leave the recipe out for this model",
             code="CP-PRECISION",
         )
+    reason = "is not what the engine runs"
+    if exact:
+        reason = f"would break the budget, or {reason}"
     kept = []
     for name, precision in found:
         if precision not in settings["computes"].split("+"):
-            reason = "would break the budget" if name in exact else "is not what the engine runs"
             kept.append(KeptTensor(name=name, reason=f"runs in {precision}: {wanted} {reason}"))
     return replace(report, precisions=dict(counts), kept_exact=tuple(kept))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from freezer.freezing.lowering.lowered import (
     timed,
     with_precisions,
 )
+from freezer.freezing.lowering.source_nodes import decomposed, names_in, operators_of
 from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -88,12 +89,12 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     check_integers(captured, "onnxruntime", in_64_bits=True)
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
-    with timed(phases_s, "convert"):
+    with timed(phases_s, "convert"), decomposed(captured.program) as made:
         model = to_onnx(captured.program)
     computes = settings.get("computes", FLOAT32)
     if computes != FLOAT32:
         with timed(phases_s, "quantize"):
-            model = _quantized(model, captured, path.parent)
+            model = _quantized(model, names_in(made[-1]), captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
         model = optimized(
@@ -102,7 +103,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
             settings,
         )
     if computes != FLOAT32:
-        report = with_precisions(report, settings, _products(model.graph))
+        report = with_precisions(report, settings, _products(model.graph), captured.exact)
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
     report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
@@ -124,29 +125,39 @@ def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
     return made.model_proto
 
 
-def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProto:
+def _quantized(
+    model: ModelProto, names: Mapping[str, str], captured: Captured, folder: Path
+) -> ModelProto:
     """The model with quantized convolutions and matrix products, and in convnets what is between
     them: softmax and norms of transformers lose too much.
+
+    Args:
+        model: the converted program.
+        names: source node by name of a value.
+        captured: has the samples, and the nodes that stay exact.
+        folder: an existing folder for temporary files.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     kinds = _operators(model.graph)
     is_transformer = kinds["Softmax"] and kinds["LayerNormalization"]
-    names = [port.name for port in model.graph.input]
+    inputs = [port.name for port in model.graph.input]
     scratched = tempfile.TemporaryDirectory(dir=folder)
     with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
         quant_pre_process(model, str(prepared))
+        operators = [(node.name, node.output, node.input) for node in _loaded(prepared).graph.node]
         quantize_static(
             str(prepared),
             str(target),
-            _Calibration(names, captured.calibration),
+            _Calibration(inputs, captured.calibration),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=list(_PRODUCTS) if is_transformer else None,
+            nodes_to_exclude=operators_of(captured.exact, operators, names),
         )
         return _loaded(target)
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,7 @@ from freezer.freezing.lowering.lowered import (
     with_precisions,
 )
 from freezer.freezing.lowering.quantized_openvino import quantized
+from freezer.freezing.lowering.source_nodes import decomposed, names_in
 from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -106,39 +107,54 @@ def build(
 def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleType) -> Lowered:
     check_real(captured.program, "openvino")
     check_integers(captured, "openvino", in_64_bits=False)
-    program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
-    orders = [None if order is None else tuple(order) for order in output_orders(program)]
+    report, phases_s = report_before(captured), dict[str, float]()
     with timed(phases_s, "convert"):
-        model = to_openvino(program, openvino)
-        inputs = _inputs_of(program, model)
-        model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+        model, calls, names = _converted(captured, openvino)
     computes = settings.get("computes", FLOAT32)
-    exact: Sequence[str] = ()
     if computes.startswith("int8"):
         with timed(phases_s, "quantize"):
-            model, exact = quantized(model, captured, inputs, settings)
+            model = quantized(model, calls.inputs, names, captured)
     if computes != FLOAT32:
         with timed(phases_s, "count"):
-            products = _products(model, settings, exact, openvino)
-            report = with_precisions(report, settings, products, exact)
+            products = _products(model, settings, openvino)
+            report = with_precisions(report, settings, products, captured.exact)
     with timed(phases_s, "save"):
-        calls = EngineCalls(inputs=inputs, orders=tuple(orders))
         _save(model, path, calls, openvino)
     report = replace(report, ops_after=_operators(model), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _products(
-    model: Model, settings: Settings, exact: Sequence[str], openvino: ModuleType
-) -> Iterator[tuple[str, str]]:
+def _converted(
+    captured: Captured, openvino: ModuleType
+) -> tuple[Model, EngineCalls, dict[str, str]]:
+    """A program as OpenVINO's Model, how to call it, and the source node by name of a value."""
+    program = captured.program
+    orders = [None if order is None else tuple(order) for order in output_orders(program)]
+    with decomposed(program) as made:
+        model = to_openvino(program, openvino)
+    inputs = _inputs_of(program, model)
+    model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+    return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made[-1])
+
+
+def int8_model(captured: Captured) -> tuple[Model, Mapping[str, str]]:
+    """A program in int8 as OpenVINO's Model, and the source node by name of a value.
+
+    Raises:
+        BuildError: as `build`.
+    """
+    with build_errors("openvino"), torch.no_grad():
+        model, calls, names = _converted(captured, import_openvino("a search needs OpenVINO"))
+        return quantized(model, calls.inputs, names, captured), names
+
+
+def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
     """Name and precision of each product that the compiled model runs on this CPU."""
     compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
     for op in compiled.get_runtime_model().get_ordered_ops():
         info = {name: str(value.value) for name, value in op.get_rt_info().items()}
         if info.get("layerType") in _PRODUCTS:
-            layers = info.get("originalLayersNames", op.get_friendly_name()).split(",")
-            names = [layer.rpartition("/")[0] or layer for layer in layers]
-            name = next((each for each in names if each in exact), names[0])
+            name, *_ = info.get("originalLayersNames", op.get_friendly_name()).split(",")
             precision = info["runtimePrecision"]
             yield name, _PRECISIONS.get(precision, precision)
 

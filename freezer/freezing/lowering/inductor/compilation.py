@@ -119,7 +119,7 @@ def _build(
         with timed(phases_s, "compile"):
             files = compile_program(captured, target, config, cache, watched)
         if computes != FLOAT32:
-            report = with_precisions(report, settings, watched.products)
+            report = with_precisions(report, settings, watched.products, captured.exact)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
@@ -135,7 +135,10 @@ def _build(
         phases_s=phases_s,
         instructions=instructions,
         instructions_of=target.device_class.name,
-        notes=(f"The weights are stored {stored} ({size_mb:.1f} MB).",),
+        notes=(
+            *report.notes,
+            f"The weights are stored {stored} ({size_mb:.1f} MB).",
+        ),
     )
     texts = {GRAPH: shortened(watched.graph), CODE: watched.code}
     return Lowered(report=report, texts=texts, layouts=layouts)
@@ -153,7 +156,7 @@ def compile_program(
 
     is_cpu = target.device.type == "cpu"
     module = captured.program.module(check_guards=False)
-    module = in_precision(module, watched.computes, captured.calibration)
+    module = in_precision(module, watched.computes, captured)
     with (
         plain_precision(target.device),
         linears_of_vectors(),
