@@ -26,13 +26,12 @@ from freezer.artifact import (
     Payload,
 )
 from freezer.compare.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
-from freezer.compare.tensor_values import values_of
 from freezer.files import digest_file
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import RECIPES
 from freezer.hardware import DEVICE_CLASSES
 from freezer.runtime.tensor_files import load_tensors
-from freezer.runtime.tensors import leaves_of
+from freezer.runtime.tensors import leaves_of, values_of
 from freezer.serving.canary import golden_figures, golden_inputs, golden_outputs
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions

@@ -15,7 +15,7 @@ from freezer.artifact import Payload
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.choices import select
 from freezer.freezing.lowering.inductor.compilation import configuration, known
-from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
+from freezer.freezing.lowering.inductor.compiler_trial import cuda_toolkit
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for
 from freezer.freezing.target import Target

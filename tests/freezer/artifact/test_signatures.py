@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 import freezer
 from freezer.artifact import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
 from freezer.cli.app import app
-from freezer.errors import IncompatibleError, IntegrityError, UsageError
+from freezer.errors import IncompatibleError, IntegrityError, UsageError, install_command
 from freezer.files import digest_bytes
-from freezer.packages import install_command
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair, private_pem

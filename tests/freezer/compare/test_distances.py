@@ -20,7 +20,7 @@ from freezer.compare import (
     pooled,
     structure_problem,
 )
-from freezer.compare.tensor_values import values_of
+from freezer.runtime.tensors import values_of
 from tests.support.steps import random_inputs
 
 APART = (2.0**29,)

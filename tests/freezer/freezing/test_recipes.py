@@ -7,11 +7,10 @@ from typing import get_args
 import pytest
 
 from freezer.artifact import PayloadKind
-from freezer.errors import UsageError
+from freezer.errors import UsageError, install_command
 from freezer.freezing.choices import check_consented, check_used, left_out, select
 from freezer.freezing.lowering import LOWERINGS
 from freezer.freezing.recipes import RECIPES, is_exact, own_toolchain
-from freezer.packages import install_command
 from freezer.runtime.loaders import LOADERS
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from freezer.artifact import Artifact
+from freezer.errors import install_command
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.packages import install_command
 from freezer.serving.compatibility import refusal_of
 from freezer.serving.load import process_here
 from freezer.serving.process import LoadOptions

@@ -15,10 +15,15 @@ import torch
 
 import freezer
 from freezer.artifact import Artifact, Fallback, Manifest, PayloadKind
-from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
+from freezer.errors import (
+    IncompatibleError,
+    NotPublishedError,
+    StoreUnreachableError,
+    UsageError,
+    install_command,
+)
 from freezer.files import digest_file, verify_file
 from freezer.hardware import detect
-from freezer.packages import install_command
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair

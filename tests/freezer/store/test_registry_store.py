@@ -27,7 +27,7 @@ from freezer.errors import (
     UsageError,
 )
 from freezer.files import DOCUMENT_BYTES, digest_bytes
-from freezer.files.logins import login_of
+from freezer.files.download import login_of
 from freezer.store import Store, copy_version, newest_versions, references, versions_of
 from freezer.store.cache import BlobCache
 from tests.support.buckets import cached_files

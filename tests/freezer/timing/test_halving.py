@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from freezer.spec import SamplingPolicy
 from freezer.timing import Sampling, sample, speedup
-from freezer.timing.halving import FALSE_STOPS, FIRST_LOOK, Halving
+from freezer.timing.intervals import FALSE_STOPS, FIRST_LOOK, Halving
 from tests.support.steps import QUICK
 
 POLICY = SamplingPolicy(num_bootstrap=1)

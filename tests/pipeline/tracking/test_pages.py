@@ -10,7 +10,7 @@ from mlflow.entities import Run
 from freezer.artifact import Artifact, MeasuredDrift
 from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart, gains_link
-from pipeline.tracking.descriptions import NOTE
+from pipeline.tracking.campaign_summary import NOTE
 from pipeline.tracking.projection import Projection
 from tests.support.outcomes import candidate, failed, outcome
 from tests.support.projections import registered, runs_of

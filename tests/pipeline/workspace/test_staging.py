@@ -16,7 +16,7 @@ from pipeline.workspace import (
     remove_abandoned,
     staging_folder,
 )
-from pipeline.workspace.staging import ABANDONED_S
+from pipeline.workspace.machine_time import ABANDONED_S
 
 
 def a_dead_process() -> str:

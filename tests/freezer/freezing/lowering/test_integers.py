@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import BuildError
-from freezer.freezing.lowering.integers import check_integers
+from freezer.freezing.lowering.stable_forms import check_integers
 from tests.support.steps import BATCH, captured_by, subject_of
 
 IDS = torch.arange(12).reshape(2, 6)
