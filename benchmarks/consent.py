@@ -68,7 +68,7 @@ UNFROZEN = {**RECIPES[INDUCTOR].settings["inductor"], "freezing": False}
 FALLBACKS: tuple[tuple[str, str, str, Any], ...] = (
     ("openvino-bf16", "float32 hint", "openvino", OPENVINO_SETTINGS),
     (OPENVINO, "switched off", "openvino", {**OPENVINO_SETTINGS, "LP_TRANSFORMS_MODE": "NO"}),
-    (OPENVINO, "not quantized", "nncf.quantize", SAME),
+    (OPENVINO, "not quantized", "freezer.freezing.lowering.open_vino._quantized", SAME),
     (ONNXRUNTIME, "not fused", "session", {"session.disable_quant_qdq": "1"}),
     (ONNXRUNTIME, "not optimized", "freezer.freezing.lowering.onnx_runtime.optimized", SAME),
     (ONNXRUNTIME, "not quantized", "freezer.freezing.lowering.onnx_runtime._quantized", SAME),
@@ -133,8 +133,8 @@ def cases() -> Iterator[tuple[str, str, Callable[[Path], str]]]:
     """Recipe, what is seeded, and the function that seeds it in a folder."""
     for recipe, kind, size in VIOLATIONS:
         yield recipe, kind.format(size), partial(violation, recipe, kind, size)
-    for (recipe, what, *fault), make in product(FALLBACKS, (classifier, Outlier)):
-        yield recipe, f"{what}, {make.__name__}", partial(fallback, recipe, *fault, make)
+    for (recipe, what, place, fault), make in product(FALLBACKS, (classifier, Outlier)):
+        yield recipe, f"{what}, {make.__name__}", partial(fallback, recipe, place, fault, make)
 
 
 def main() -> None:

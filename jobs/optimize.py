@@ -1,6 +1,6 @@
 """`coldpress optimize CATALOG`: run a campaign.
 
-Exit codes and the JSON: see docs/guides/run-a-fleet.md.
+Exit codes and the JSON: see docs/reference/contract.md.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
 from freezer.artifact import Artifact
 from freezer.freezing.candidates import Candidate, build_further
-from freezer.freezing.freeze import FreezeResult, freeze
+from freezer.freezing.freeze import FreezeResult
 from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
@@ -30,8 +31,9 @@ from tests.support.registries import Front, RunningRegistry, front_of, running_r
 from tests.support.steps import (
     BATCH,
     HERE,
-    QUICK_OPTIONS,
+    artifact_of,
     candidate_of,
+    quickly,
     random_inputs,
     session_of,
     subject_of,
@@ -89,15 +91,9 @@ def frozen(
         # faster than any recipe's.
         steps = [step for step in other_payloads.STEPS if step is not with_captured]
         patched.setattr(other_payloads, "STEPS", steps)
-        result = freeze(
-            model,
-            {"x": x},
-            out=out,
-            dims={"x": {0: BATCH}},
-            options=replace(QUICK_OPTIONS, name=name, recipes=[recipe], device_class=device_class),
-        )
-    assert result.artifact is not None, (result.reason, result.failures)
-    return Frozen(model=model, result=result, artifact=result.artifact)
+        named = {"name": name, "device_class": device_class}
+        result = quickly(model, {"x": x}, out, recipe, dims={"x": {0: BATCH}}, **named)
+    return Frozen(model=model, result=result, artifact=artifact_of(result))
 
 
 @pytest.fixture(scope="session")
@@ -143,16 +139,12 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     )
     first = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
     session = session_of(subject, target)
-    judgement = judge(session, [first])
-    assert judgement.winner is not None, judgement.reason
+    judgement: Any = judge(session, [first])
     (folder / "further").mkdir()
     candidate = build_further(subject, first, target, folder / "further")
-    kept = candidate.without(judgement.winner.dropped)
-    judgement = judge_further(session, judgement, kept)
-    assert judgement.winner is not None
-    everything = replace(
-        judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
-    )
+    judgement = judge_further(session, judgement, candidate.without(judgement.winner.dropped))
+    winner = replace(judgement.winner, candidate=candidate, dropped=())
+    everything = replace(judgement, winner=winner)
     made = {"source": "tests.support.models.TinyConv"}
     artifact = assemble(session, everything, dest=folder / "conv", provenance=made, failures={})
     return Several(

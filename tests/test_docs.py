@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import takewhile
@@ -17,16 +16,14 @@ import freezer
 from freezer.artifact import Artifact
 from freezer.cli.app import app
 from freezer.store import Store
+from tests.support.commands import finished, output
 from tests.support.markdown import FENCED, anchors
+from tests.support.raylets import ROOT
 from tests.support.steps import HERE, QUICK_OPTIONS
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_links_lead_somewhere() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    listed = output("git", "ls-files", "*.md").split()
     assert "README.md" in listed
     broken = []
     for name in listed:
@@ -66,9 +63,7 @@ def test_every_code_has_a_cause_and_a_remedy() -> None:
 
 def test_page_of_options_is_current() -> None:
     script = "import runpy; print(end=runpy.run_path('docs/reference/options.py')['page']())"
-    written = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    written = output(sys.executable, "-c", script)
     page = (ROOT / "docs" / "reference" / "options.md").read_text()
     assert page == written, "run: .venv/bin/python docs/reference/options.py"
 
@@ -81,17 +76,8 @@ INDEX = r"pip install[^#`&]*[ '\"]coldpress(?![\w/-])|\bcoldpress\[|python -m jo
 
 
 def test_nobody_is_sent_to_an_index_or_jobs() -> None:
-    command = [
-        "git",
-        "grep",
-        "-nP",
-        INDEX,
-        "--",
-        ":!tests",
-        ":!benchmarks/results",
-        ":!CHANGELOG.md",
-    ]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    places = (":!tests", ":!benchmarks/results", ":!CHANGELOG.md")
+    found = finished("git", "grep", "-nP", INDEX, "--", *places, cwd=ROOT)
     assert (found.returncode, found.stdout) == (1, "")
 
 

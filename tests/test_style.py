@@ -35,13 +35,13 @@ def test_no_nested_comprehensions_or_conditions() -> None:
 
 
 def test_tests_import_no_tests_and_no_benchmarks() -> None:
-    """Shared parts are in tests/support; benchmarks have tests of their own."""
+    """Shared parts are in tests/support."""
     offenders = []
     for path, tree in trees("tests"):
         for node in ast.walk(tree):
             module = getattr(node, "module", None) or ""
             of_tests = module.startswith("tests.") and ".test_" in module
-            of_benchmarks = module.split(".")[0] == "benchmarks" and "tests/benchmarks" not in path
+            of_benchmarks = module.split(".")[0] == "benchmarks"
             if of_tests or of_benchmarks:
                 offenders.append(f"{path}:{node.lineno}")  # type: ignore[attr-defined]
     assert offenders == []

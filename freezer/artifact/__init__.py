@@ -41,8 +41,15 @@ from freezer.artifact.folder import (
     Artifact,
     file_ref,
     folder_of,
+    is_exact,
+    is_specialized,
+    payload_at,
+    payloads_for_threads,
+    payloads_within,
     read_artifacts,
+    thread_counts_of,
     torch_folder,
+    without_specialized,
     write_artifact,
 )
 from freezer.artifact.latency import (
@@ -74,15 +81,6 @@ from freezer.artifact.manifest import (
     check_inside,
     engines_of,
     version_tuple,
-)
-from freezer.artifact.payload_selection import (
-    is_exact,
-    is_specialized,
-    payload_at,
-    payloads_for_threads,
-    payloads_within,
-    thread_counts_of,
-    without_specialized,
 )
 from freezer.artifact.sections import (
     NOT_TRIED,

@@ -99,7 +99,7 @@ class GoldenSet:
         scales: by output that mixes scales, the magnitudes from which values are judged apart from
             all smaller ones, ascending; the same in every set. `native_rmse` is then that of the
             smallest values.
-        slice_errors: by output whose slices are judged apart (slices.py), the largest relative
+        slice_errors: by output whose slices are judged apart (groups.py), the largest relative
             error of eager in a slice of the golden sets; the same in every set.
     """
 

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode, read_json, read_record
-from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
+from freezer.errors import (
+    IntegrityError,
+    MissingDependencyError,
+    UsageError,
+    first_line,
+    install_command,
+)
 from freezer.files import artifact_errors, digest_bytes, read_document
-from freezer.packages import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (

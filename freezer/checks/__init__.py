@@ -2,10 +2,9 @@
 serves here.
 
 May import: freezer.freezing, freezer.serving and below. A checkout adds checks of Ray and MLflow by
-the entry-point group `coldpress.checks`. Read first: run_checks.py.
+the entry-point group `coldpress.checks`. Read first: machine_checks.py.
 """
 
-from freezer.checks.machine_checks import CheckRequest, Finding
-from freezer.checks.run_checks import run_checks
+from freezer.checks.machine_checks import CheckRequest, Finding, run_checks
 
 __all__ = ["CheckRequest", "Finding", "run_checks"]

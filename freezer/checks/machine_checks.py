@@ -1,4 +1,5 @@
-"""Checks of this machine: torch, compiler, device classes, GPUs, temporary folder, and of a store.
+"""Checks of this machine: torch, compiler, device classes, GPUs, temporary folder, and of a store;
+and all checks of `coldpress doctor` in order.
 
 What freezing needs is imported when a check runs, as an import of torch may fail.
 """
@@ -13,11 +14,18 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import urlparse
 
-from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line
+from freezer.errors import (
+    ColdpressError,
+    MissingDependencyError,
+    UsageError,
+    first_line,
+    install_command,
+)
 from freezer.files import OCI, SCHEMES, VARIABLE, scratch_place
 from freezer.hardware import (
     PORTABLE,
@@ -28,7 +36,6 @@ from freezer.hardware import (
     device_class,
     this_host,
 )
-from freezer.packages import install_command
 from freezer.store import WORK, LocalFiles, Store, newest_versions
 
 Level = Literal["ok", "warning", "error"]
@@ -244,3 +251,50 @@ def _remedy(uri: str, error: Exception) -> str:
         tool = "aws s3" if scheme == "s3" else "gcloud storage"
         return f"{tool} ls {place}   # checks network and credentials without Coldpress"
     return f"ls -ld {place}   # mount it, or let the first campaign make it"
+
+
+CHECKS: Mapping[str, Check] = {
+    "device classes": check_classes,
+    "temporary folder": check_temporary,
+}
+"""Checks without torch, by what they check."""
+
+GROUP = "coldpress.checks"
+"""Entry points of further checks. The wheel names them too, but contains no code for them."""
+
+
+def run_checks(request: CheckRequest) -> Iterator[Finding]:
+    """Run all checks."""
+    findings = list(_run({"torch": check_torch}, request))
+    yield from findings
+    further, missing = _further()
+    yield from _run(CHECKS, request)
+    if findings[0].level == "ok":
+        yield from _run({"compiler": check_compiler, "GPU": check_gpus}, request)
+    yield from missing
+    yield from _run({**further, "store": check_store}, request)
+
+
+def _run(
+    checks: Mapping[str, Check],
+    request: CheckRequest,
+) -> Iterator[Finding]:
+    for check in checks.values():
+        yield from check(request)
+
+
+def _further() -> tuple[dict[str, Check], list[Finding]]:
+    """The checks of a checkout by name, and findings on those that cannot be imported."""
+    checks: dict[str, Check] = {}
+    missing = []
+    for entry in sorted(
+        entry_points(group=GROUP),
+        key=lambda entry: entry.name,
+        reverse=True,
+    ):
+        try:
+            checks[entry.name] = entry.load()
+        except ImportError as error:
+            text = f"not installed, and only campaigns need it: {first_line(error)}"
+            missing.append(Finding(entry.name, text))
+    return checks, missing

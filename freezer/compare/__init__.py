@@ -1,6 +1,6 @@
 """Comparison of outputs with a reference: distances, and the gate that judges them. In numpy.
 
-`tensor_values` makes torch's tensors comparable; the other modules import no torch.
+runtime/tensors.py makes torch's tensors comparable; these modules import no torch.
 """
 
 from freezer.compare.gate import (

@@ -27,11 +27,16 @@ from freezer.files.buckets import (
 )
 from freezer.files.digest import (
     CHANGED,
+    CHUNK_BYTES,
+    DOCUMENT_BYTES,
     artifact_errors,
     begin_of,
     check_digest,
+    chunks_of,
     digest_bytes,
     digest_file,
+    open_regular,
+    read_document,
     verify_file,
 )
 from freezer.files.download import (
@@ -39,13 +44,6 @@ from freezer.files.download import (
     file_name,
     identity,
     is_url,
-)
-from freezer.files.reading import (
-    CHUNK_BYTES,
-    DOCUMENT_BYTES,
-    chunks_of,
-    open_regular,
-    read_document,
 )
 from freezer.files.registries import (
     OCI,

@@ -19,8 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from freezer.errors import MissingDependencyError, StoreUnreachableError, UsageError, first_line
-from freezer.packages import install_command
+from freezer.errors import (
+    MissingDependencyError,
+    StoreUnreachableError,
+    UsageError,
+    first_line,
+    install_command,
+)
 
 OPTIONS = {
     "s3": ("region", "endpoint_override", "scheme", "anonymous", "tls_ca_file_path"),

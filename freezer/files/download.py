@@ -1,26 +1,37 @@
 """Download sources and samples from https://, s3:// and gs:// URLs, atomically, and verify their
 digests.
 
+Logins to registries are read as docker and podman keep them.
+
 Files are stored at `FOLDER/<sha256>/<name>`. A file with a pinned digest is downloaded only once.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from freezer.errors import IntegrityError, MissingDependencyError, SourceError, first_line
+from freezer.errors import (
+    IntegrityError,
+    MissingDependencyError,
+    SourceError,
+    UsageError,
+    first_line,
+    install_command,
+)
 from freezer.files.atomic import sync
-from freezer.files.buckets import SCHEMES, open_bucket
+from freezer.files.buckets import SCHEMES, RemoteError, open_bucket
 from freezer.files.digest import digest_file
 from freezer.files.scratch import scratch_folder
-from freezer.packages import install_command
 
 HTTP = ("https", "http")
 _CHUNK_BYTES = 1 << 20
@@ -36,12 +47,7 @@ def is_url(location: str) -> bool:
     return urlsplit(location).scheme in (*HTTP, *SCHEMES)
 
 
-def fetch(
-    url: str,
-    folder: Path,
-    *,
-    sha256: str | None = None,
-) -> Path:
+def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Download a file, and return its local path.
 
     Args:
@@ -55,8 +61,8 @@ def fetch(
         MissingDependencyError: the scheme needs a package that is not installed.
     """
     name = file_name(url)
-    if sha256 is not None and (folder / sha256 / name).is_file():
-        return folder / sha256 / name
+    if sha256 is not None and (here := folder / sha256 / name).is_file():
+        return here
     if urlsplit(url).scheme == "http" and sha256 is None:
         raise SourceError(
             f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH"
@@ -176,3 +182,66 @@ def _fetching(url: str) -> Iterator[None]:
             f"{url} cannot be fetched: {first_line(error)}; check that it exists and may be read",
             code="CP-FETCH",
         ) from error
+
+
+TOKEN = "<token>"
+"""The user of logins whose secret is a token; docker's helpers use it too."""
+
+_HELPER_S = 30
+
+
+def login_of(host: str, prefix: str = "") -> tuple[str, str] | None:
+    """User and secret that docker or podman keep for a registry; None if they keep none.
+
+    Raises:
+        RemoteError: the helper that keeps them is missing or fails.
+        UsageError: a file is damaged.
+    """
+    parts = f"{host}/{prefix}".rstrip("/").split("/")
+    names = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    names += [f"https://{host}{path}" for path in ("", "/v1/", "/v2/")]
+    environ, home = os.environ, Path.home()
+    docker = Path(environ.get("DOCKER_CONFIG") or home / ".docker", "config.json")
+    podman = Path(environ.get("XDG_RUNTIME_DIR") or home / ".config", "containers/auth.json")
+    given = environ.get("REGISTRY_AUTH_FILE")
+    for path in [Path(given)] if given else [docker, podman]:
+        if not path.is_file():
+            continue
+        try:
+            config = json.loads(path.read_text())
+            helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
+            entries = config.get("auths", {})
+            entry: dict[str, str] = next((entries[name] for name in names if entries.get(name)), {})
+            if "identitytoken" in entry:
+                return TOKEN, entry["identitytoken"]
+            if "auth" in entry:
+                user, _, secret = base64.b64decode(entry["auth"]).decode().partition(":")
+                return user, secret
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path}: {first_line(error)}; write it by `docker login`") from None
+        login = _from_helper(f"docker-credential-{helper}", host) if helper else None
+        if login:
+            return login
+    return None
+
+
+def _from_helper(command: str, host: str) -> tuple[str, str] | None:
+    """What a credential helper of docker keeps for a registry."""
+    try:
+        done = subprocess.run(
+            [command, "get"],
+            input=host,
+            capture_output=True,
+            text=True,
+            timeout=_HELPER_S,
+            check=False,
+        )
+        if done.returncode != 0 and "not found" in done.stdout:
+            return None
+        found = json.loads(done.stdout)
+        return found["Username"], found["Secret"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        raise RemoteError(
+            f"{command} gives no login for {host}: {first_line(error)}; install it, or remove it"
+            " from docker's config.json"
+        ) from None

@@ -25,8 +25,7 @@ from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 from freezer.errors import IntegrityError, UsageError, first_line
 from freezer.files.buckets import RemoteError
 from freezer.files.digest import CHANGED
-from freezer.files.download import http_session
-from freezer.files.logins import TOKEN, login_of
+from freezer.files.download import TOKEN, http_session, login_of
 from freezer.progress import transferred
 
 if TYPE_CHECKING:

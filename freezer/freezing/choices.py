@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from freezer.errors import UsageError, expected_names
+from freezer.errors import UsageError, expected_names, install_command
 from freezer.freezing.recipes import EAGER, RECIPES, Recipe, is_exact
-from freezer.packages import install_command
 from freezer.spec import BAD_ACCURACY, consents
 
 

@@ -32,7 +32,7 @@ from freezer.freezing.candidates import (
     kept_builds,
 )
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
-from freezer.freezing.judging import Session, judge, metric_of, open_session
+from freezer.freezing.judging import Session, judge, open_session
 from freezer.freezing.models import (
     Dims,
     ExampleInputs,
@@ -268,7 +268,7 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
         policy=options.policy,
         objective=options.objective,
         task_metric=options.task_metric,
-        accuracy_metric=metric_of(options.accuracy, (str(Path.cwd()),)),
+        search_path=(str(Path.cwd()),),
     )
     return replace(session, serves_unmeasured=True)
 

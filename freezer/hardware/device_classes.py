@@ -384,15 +384,16 @@ def auto_classes(classes: Sequence[str], *, precise: bool = False) -> tuple[str,
     """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`.
 
     Args:
-        classes: the classes of a machine, most specific first.
+        classes: the classes of a machine, in any order.
         precise: whether the best CPU class is also selected, if its hardware gains from lower
             precision.
     """
     level = best_level(classes)
     chosen = [level] if level else []
     if precise:
-        cpus = [name for name in classes if name in DEVICE_CLASSES and name.startswith("cpu-")]
-        chosen += [name for name in cpus[:1] if DEVICE_CLASSES[name].precisions]
+        known = [DEVICE_CLASSES[name] for name in classes if name in DEVICE_CLASSES]
+        lesser = {name for each in known for name in each.includes}
+        chosen += [each.name for each in known if each.precisions and each.name not in lesser]
     for name in classes:
         if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda":
             chosen.append(name)

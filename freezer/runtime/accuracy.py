@@ -28,6 +28,9 @@ LEAST_SAMPLES = 8
 
 NUM_RESAMPLES = 4000
 
+MOST_NEEDED = 10**6
+"""Samples above which a number that is needed is not searched."""
+
 _Numbers = NDArray[np.float64]
 
 
@@ -56,48 +59,29 @@ def measures(
         eager, answer: floating-point outputs of eager and of the candidate.
         names: the measures to take; the metric is not one of them.
     """
-    same = [structure_problem(r, c) is None for r, c in zip(eager, answer, strict=True)]
     pairs = list(zip(eager, answer, strict=True))
+    same = [structure_problem(r, c) is None for r, c in pairs]
+    sums = [distances(r, c)[0] for r, c in pairs] if all(same) else []
     found: dict[str, float] = {}
     if TOP1 in names:
         index = next(i for i, r in enumerate(eager) if has_classes(r))
-        r, c = pairs[index]
-        found[TOP1] = float(same[index] and np.array_equal(_decisions(r), _decisions(c)))
-    sums = [_sums(r, c) for r, c in pairs] if all(same) else []
+        decisions = [np.argmax(values.array, axis=-1) for values in pairs[index] if same[index]]
+        found[TOP1] = float(same[index] and np.array_equal(*decisions))
     if SQNR in names:
-        found[SQNR] = min(map(_sqnr_db, sums), default=0.0)
+        found[SQNR] = min([_or_equal(each.sqnr_db, MOST_DB, each) for each in sums], default=0.0)
     if COSINE in names:
-        found[COSINE] = min(map(_cosine, sums), default=0.0)
+        found[COSINE] = min([_or_equal(each.cosine, 1.0, each) for each in sums], default=0.0)
     return found
+
+
+def _or_equal(value: float | None, most: float, sums: Sums) -> float:
+    """A measure, which is undefined where outputs are equal or zero."""
+    return most * (sums.noise == 0) if value is None else min(value, most)
 
 
 def has_classes(values: Values) -> bool:
     """Whether the greatest value along the last dim of an output is a decision."""
     return bool(values.shape) and values.shape[-1] > 1
-
-
-def _decisions(values: Values) -> NDArray[np.intp]:
-    decisions: NDArray[np.intp] = np.argmax(values.array, axis=-1)
-    return decisions
-
-
-def _sums(r: Values, c: Values) -> Sums:
-    (sums,) = distances(r, c)
-    return sums
-
-
-def _sqnr_db(sums: Sums) -> float:
-    found = sums.sqnr_db
-    if found is None:
-        return MOST_DB if sums.noise == 0 else 0.0
-    return min(found, MOST_DB)
-
-
-def _cosine(sums: Sums) -> float:
-    found = sums.cosine
-    if found is None:
-        return 1.0 if sums.noise == 0 else 0.0
-    return found
 
 
 def judge_accuracy(
@@ -127,15 +111,11 @@ def judge_accuracy(
             continue
         text = f"{text_of(name, measured[name])} of {len(values)} samples"
         if _keeps(name, measured[name], limit):
-            num = _needed(name, values, alpha, limit, scale)
-            text += f"; too few samples to be sure: {num} judged ones are needed"
+            text += "; too few samples to be sure"
+            if name == TOP1:
+                text += f": {samples_needed(1 - measured[name], limit, alpha)} are needed"
         problems.append(f"{text}; {LIMITS[name]} is {limit:g}")
     return Judged(measured=measured, bounds=bounds, problem="; ".join(problems) or None)
-
-
-def keeps_budget(measured: Mapping[str, float], budget: Mapping[str, float]) -> bool:
-    """Whether each measure keeps its limit, which a search aims for."""
-    return all(_keeps(name, value, budget[LIMITS[name]]) for name, value in measured.items())
 
 
 def scale_of(qualities: Sequence[float]) -> float:
@@ -157,17 +137,6 @@ def _bound(name: str, values: _Numbers, alpha: float, scale: float) -> float:
     return least_mean(values, alpha)
 
 
-def _needed(name: str, values: _Numbers, alpha: float, limit: float, scale: float) -> int:
-    """The number of samples, spread like these, that would decide; about that for a mean."""
-    num = len(values)
-    if name == TOP1:
-        return samples_needed(1 - float(values.mean()), limit, alpha)
-    room = abs(limit - float(values.mean()))
-    width = abs(_bound(name, values, alpha, scale) - float(values.mean()))
-    share = width / room if room and math.isfinite(width) else 2.0
-    return max(LEAST_SAMPLES, math.ceil(num * (share if name == METRIC else share**2)), num + 1)
-
-
 def least_share(num_differ: int, num: int, alpha: float) -> float:
     """Clopper and Pearson's lower bound of a share, of which `num_differ` of `num` samples are not
     part.
@@ -186,8 +155,6 @@ def least_share(num_differ: int, num: int, alpha: float) -> float:
 
 def _at_most(count: int, num: int, share: float) -> float:
     """The probability of at most so many of a share."""
-    if share in (0.0, 1.0):
-        return float(share == 0.0 or count >= num)
     total = 0.0
     for i in range(count + 1):
         log = math.lgamma(num + 1) - math.lgamma(i + 1) - math.lgamma(num - i + 1)
@@ -197,18 +164,10 @@ def _at_most(count: int, num: int, share: float) -> float:
 
 def samples_needed(differing: float, limit: float, alpha: float) -> int:
     """The samples at which a share of differing ones is decided to be at most 1 - limit."""
-
-    def decides(num: int) -> bool:
-        return least_share(math.ceil(differing * num), num, alpha) >= limit
-
-    high = 1
-    while not decides(high) and high < 2**20:
-        high *= 2
-    low = high // 2
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if decides(middle) else (middle, high)
-    return high
+    num = math.ceil(math.log(alpha) / math.log(limit))  # if none differs
+    while num < MOST_NEEDED and least_share(math.ceil(differing * num), num, alpha) < limit:
+        num += 1 + num // 100
+    return num
 
 
 def least_mean(values: _Numbers, alpha: float) -> float:

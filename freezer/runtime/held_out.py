@@ -5,22 +5,20 @@ search one, and to judge it by its budget.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from freezer.compare import Values
-from freezer.compare.tensor_values import comparable, values_of
 from freezer.errors import JudgeError, SpecError
 from freezer.files import digest_bytes, digest_file
 from freezer.runtime.accuracy import Judged, has_classes, judge_accuracy, measures, scale_of
-from freezer.runtime.input_sets import InputSet, generate_at
+from freezer.runtime.input_sets import InputSet, generate_at, match_samples
 from freezer.runtime.tensor_files import read_samples, tensor_bytes
-from freezer.runtime.tensors import dtype_name, leaves_of
+from freezer.runtime.tensors import comparable, leaves_of, values_of
 from freezer.spec import (
     BAD_ACCURACY,
     LIMITS,
@@ -28,7 +26,6 @@ from freezer.spec import (
     TOP1,
     Accuracy,
     InputSpec,
-    match_headers,
     of_inputs,
 )
 
@@ -49,26 +46,41 @@ Metric = Callable[..., Any]
 """Quality of one answer, given it and its labels: a number of which more is better."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOut:
-    """The parts of a file of samples; `labels` are those of the judged ones.
+    """Samples with their labels, and how they are split.
 
     Attributes:
-        digest: digest of the file; empty for generated samples.
+        samples: in the order of the split; a label is None without labels.
+        num_apart: how many are for calibration, and as many for search.
+        digest: of the file; empty for generated samples.
     """
 
     accuracy: Accuracy
-    calibration: tuple[InputSet, ...]
-    search: tuple[InputSet, ...]
-    judged: tuple[InputSet, ...]
-    labels: tuple[Tensor | None, ...]
+    samples: tuple[tuple[InputSet, Tensor | None], ...]
+    num_apart: int
     digest: str
+
+    @property
+    def calibration(self) -> list[InputSet]:
+        """The samples to calibrate with."""
+        return [inputs for inputs, _ in self.samples[: self.num_apart]]
+
+    @property
+    def search(self) -> list[InputSet]:
+        """The samples to search with."""
+        return [inputs for inputs, _ in self.samples[self.num_apart : 2 * self.num_apart]]
+
+    @property
+    def judged(self) -> tuple[tuple[InputSet, Tensor | None], ...]:
+        """The samples to judge on, with their labels."""
+        return self.samples[2 * self.num_apart :]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of samples of each part."""
-        parts = {"calibration": self.calibration, "search": self.search, "judged": self.judged}
-        return {name: len(part) for name, part in parts.items()}
+        apart = self.num_apart
+        return {"calibration": apart, "search": apart, "judged": len(self.judged)}
 
 
 def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
@@ -79,63 +91,31 @@ def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
             few samples (code CP-ACCURACY).
     """
     if accuracy.samples is None:
-        point = spec.first_point()
-        made = [generate_at(spec, point, seed=2000 + index) for index in range(NUM_GENERATED)]
-        return _split(accuracy, [(each, None) for each in made], "", num_apart=0)
+        point, seeds = spec.first_point(), range(2000, 2000 + NUM_GENERATED)
+        made = [(generate_at(spec, point, seed=seed), None) for seed in seeds]
+        return HeldOut(accuracy=accuracy, samples=tuple(made), num_apart=0, digest="")
     path = Path(accuracy.samples)
+    sets = read_samples(path)
+    labels = [tensors.get(accuracy.labels or "") for tensors in sets]
     pairs: dict[str, tuple[InputSet, Tensor | None]] = {}
-    for inputs, labels in _labelled(read_samples(path), accuracy, spec):
-        for item, label in _rows(inputs, labels, spec):
-            pairs.setdefault(digest_bytes(tensor_bytes(item.tensors)), (item, label))
-    if len(pairs) < PARTS:
-        raise SpecError(
-            f"accuracy: {path} has {len(pairs)} different samples, expected at least {PARTS}, and"
-            " for decisions some hundreds",
-            code=BAD_ACCURACY,
-        )
+    matched = match_samples([of_inputs(tensors, spec) for tensors in sets], spec)
+    for inputs, label in zip(matched, labels, strict=True):
+        for row in _rows(inputs, label, spec):
+            pairs.setdefault(digest_bytes(tensor_bytes(row[0].tensors)), row)
+    unlabelled = accuracy.labels is not None and any(label is None for label in labels)
+    if unlabelled or len(pairs) < PARTS:
+        problem = f"a set lacks the labels {accuracy.labels!r}"
+        if not unlabelled:
+            problem = f"{len(pairs)} different samples, expected at least {PARTS}, better hundreds"
+        raise SpecError(f"accuracy: {path}: {problem}", code=BAD_ACCURACY)
     ordered = list(pairs.values())
     random.Random(SEED).shuffle(ordered)
-    num_apart = min(MOST, len(ordered) // PARTS)
-    return _split(accuracy, ordered, digest_file(path), num_apart=num_apart)
-
-
-def _split(
-    accuracy: Accuracy,
-    pairs: Sequence[tuple[InputSet, Tensor | None]],
-    digest: str,
-    *,
-    num_apart: int,
-) -> HeldOut:
-    sets = [inputs for inputs, _ in pairs]
     return HeldOut(
         accuracy=accuracy,
-        calibration=tuple(sets[:num_apart]),
-        search=tuple(sets[num_apart : 2 * num_apart]),
-        judged=tuple(sets[2 * num_apart :]),
-        labels=tuple(label for _, label in pairs[2 * num_apart :]),
-        digest=digest,
+        samples=tuple(ordered),
+        num_apart=min(MOST, len(ordered) // PARTS),
+        digest=digest_file(path),
     )
-
-
-def _labelled(
-    sets: Sequence[dict[str, Tensor]], accuracy: Accuracy, spec: InputSpec
-) -> Iterator[tuple[InputSet, Tensor | None]]:
-    labels = [tensors.pop(accuracy.labels or "", None) for tensors in sets]
-    if accuracy.labels and any(label is None for label in labels):
-        raise SpecError(
-            f"accuracy: a set of {accuracy.samples} lacks the labels {accuracy.labels!r}; store"
-            " them beside its inputs",
-            code=BAD_ACCURACY,
-        )
-    sets = [of_inputs(tensors, spec) for tensors in sets]
-    headers = [_headers(tensors) for tensors in sets]
-    for point, tensors, label in zip(match_headers(headers, spec), sets, labels, strict=True):
-        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
-        yield InputSet(point=point, tensors=ordered), label
-
-
-def _headers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (dtype_name(part.dtype), tuple(part.shape)) for name, part in tensors.items()}
 
 
 def _rows(
@@ -163,9 +143,8 @@ def judge_answers(
     """Judge a model's answers by the budget.
 
     Args:
-        held_out: the labels and the budget.
         metric: the function that the budget names; None to judge by the other limits.
-        eager: eager's answers, in the order of the judged samples, or without a metric of others.
+        eager: eager's answers, in the order of the judged samples; without a metric of any.
         answers: the model's answers.
         num_candidates: candidates that are judged on the same samples.
 
@@ -174,12 +153,11 @@ def judge_answers(
     """
     budget = held_out.accuracy.budget
     names = [name for name, limit in LIMITS.items() if limit in budget]
-    if metric is None:
-        names = [name for name in names if name != METRIC]
+    if metric is None and METRIC in names:
+        names.remove(METRIC)
     samples: dict[str, list[float]] = {name: [] for name in names}
     qualities = []
-    all_labels = held_out.labels if metric else repeat(None)
-    for before, after, labels in zip(eager, answers, all_labels, strict=False):
+    for before, after, (_, label) in zip(eager, answers, held_out.judged, strict=False):
         pair = _outputs(before), _outputs(after)
         if TOP1 in names and not any(map(has_classes, pair[0])):
             raise JudgeError(
@@ -190,7 +168,7 @@ def judge_answers(
         for name, value in measures(*pair, names).items():
             samples[name].append(value)
         if metric is not None:
-            given = [] if labels is None else [labels]
+            given = [] if label is None else [label]
             qualities.append(_quality(metric, before, *given))
             samples[METRIC].append(qualities[-1] - _quality(metric, after, *given))
     return judge_accuracy(samples, budget, num_candidates, scale_of(qualities))

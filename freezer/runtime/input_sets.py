@@ -8,11 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from freezer.compare.tensor_values import same_tensors
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.draws import Draws
-from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec, interior_points
+from freezer.runtime.tensors import dtype_name, same_tensors
+from freezer.spec import (
+    COMPLEX,
+    FLOATING,
+    INTEGRAL,
+    InputSpec,
+    TensorSpec,
+    interior_points,
+    match_headers,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +39,23 @@ class InputSet:
     def equals(self, other: InputSet) -> bool:
         """Whether another set has the same tensors."""
         return all(map(same_tensors, self.tensors.values(), other.tensors.values()))
+
+
+def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
+    """Samples as input sets.
+
+    Raises:
+        SpecError: names, dtypes, shapes or sizes differ from the spec; code CP-SAMPLES.
+    """
+    headers = []
+    for tensors in sets:
+        items = tensors.items()
+        headers.append({name: (dtype_name(part.dtype), tuple(part.shape)) for name, part in items})
+    matched = []
+    for point, tensors in zip(match_headers(headers, spec), sets, strict=True):
+        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
+        matched.append(InputSet(point=point, tensors=ordered))
+    return matched
 
 
 def on_device(

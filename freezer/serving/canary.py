@@ -61,9 +61,8 @@ def run_canary(
     Raises:
         CanaryError: an output differs from the golden one.
     """
-    from freezer.compare.tensor_values import values_of
     from freezer.runtime.devices import tensors_on
-    from freezer.runtime.tensors import leaves_of
+    from freezer.runtime.tensors import leaves_of, values_of
 
     manifest = artifact.manifest
     inputs = golden_inputs(artifact, load_tensors)

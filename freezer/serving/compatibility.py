@@ -19,9 +19,8 @@ from freezer.artifact import (
     thread_counts_of,
     version_tuple,
 )
-from freezer.errors import Refusal
+from freezer.errors import Refusal, install_command
 from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
-from freezer.packages import install_command
 from freezer.serving.process import LoadOptions, ServingProcess
 
 COMPILED: tuple[PayloadKind, ...] = ("inductor",)

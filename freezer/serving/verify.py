@@ -170,7 +170,7 @@ def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged
     sets = golden_sets(stored, names, len(held_out.judged), load_tensors)
     eager = [unflatten(manifest.structure, list(each.values())) for each in sets]
     call = called_on(model, model.device)
-    answers = (call(**inputs.cloned()) for inputs in held_out.judged)
+    answers = (call(**inputs.cloned()) for inputs, _ in held_out.judged)
     metric = resolve_name(record.metric) if record.metric else None
     judged = judge_answers(held_out, metric, eager, answers, record.num_candidates)
     if judged.problem:

@@ -24,7 +24,11 @@ from freezer.spec.accuracy import (
 from freezer.spec.inputs import (
     Dim,
     InputSpec,
+    all_sizes,
     bind,
+    combinations,
+    distinct,
+    interior_points,
 )
 from freezer.spec.items import (
     COMPLEX,
@@ -69,12 +73,6 @@ from freezer.spec.sample_headers import (
     pairs_in,
     read_header,
     unreadable,
-)
-from freezer.spec.sizes import (
-    all_sizes,
-    combinations,
-    distinct,
-    interior_points,
 )
 
 __all__ = [

@@ -4,7 +4,7 @@ May import: freezer.runtime and below.
 Read first: sampling.py.
 """
 
-from freezer.timing.halving import Rivals
+from freezer.timing.intervals import Rivals
 from freezer.timing.machine import alone, share_machine
 from freezer.timing.meters import CpuMeter, meter_of
 from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup

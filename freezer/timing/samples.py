@@ -76,7 +76,7 @@ class Sampling:
 
     def stopped(self, name: str) -> bool:
         """Whether an entrant was not timed to the end, as it was clearly slower than a rival
-        (halving.py).
+        (intervals.py).
         """
         return len(self.samples_ms[name]) < self._num_rounds
 

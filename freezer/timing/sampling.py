@@ -5,7 +5,7 @@ Stop when the means of the last 3 windows are within 10% of their mean and every
 enough samples, or at the time limit. Pool the raw samples. A percentile with too few samples is
 None (MLPerf LoadGen's early stopping at 99% confidence).
 
-Entrants that are clearly slower than a rival are not timed to the end (halving.py).
+Entrants that are clearly slower than a rival are not timed to the end (intervals.py).
 
 With too few undisturbed rounds, the CPU time of all rounds decides if the calls used one thread and
 its means are as close.
@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
-from freezer.timing.halving import Halving, Rivals, Round
+from freezer.timing.intervals import Halving, Rivals, Round
 from freezer.timing.machine import alone
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling
@@ -92,7 +92,7 @@ def sample(
             reset its state. A growing state would slow down later calls, most of all for the
             fastest entrant, which makes the most calls.
         meter: times calls and detects disturbance; a CpuMeter by default.
-        rivals: see halving.py; by default all entrants are timed to the end.
+        rivals: see intervals.py; by default all entrants are timed to the end.
     """
     rounds = _Rounds(entrants, policy, resets or {}, meter or CpuMeter(policy), rivals or {})
     for name, calls in entrants.items():

@@ -5,9 +5,10 @@ Read first: reading.py.
 """
 
 from pipeline.catalog.files import (
+    PYTHON,
+    CatalogEntry,
     read_file,
 )
-from pipeline.catalog.python_entries import PYTHON, CatalogEntry
 from pipeline.catalog.reading import (
     SOURCE_RUN,
     Catalog,

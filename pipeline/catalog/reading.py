@@ -15,8 +15,7 @@ from freezer.freezing.sources import Source
 from freezer.spec import Accuracy, InputSpec, Limits, Objective, Precision
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
 from pipeline.catalog.field_problems import FieldError, field_error
-from pipeline.catalog.files import EMPTY, Record, read_file
-from pipeline.catalog.python_entries import CatalogEntry, as_file
+from pipeline.catalog.files import EMPTY, CatalogEntry, Record, as_file, read_file
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION
 
 if TYPE_CHECKING:

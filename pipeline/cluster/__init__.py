@@ -10,7 +10,7 @@ from pipeline.cluster.client import (
     connect,
     joined_address,
 )
-from pipeline.cluster.driver_process import in_child
+from pipeline.cluster.head_monitor import in_child
 from pipeline.cluster.jobs_api import (
     Job,
     Jobs,

@@ -22,6 +22,7 @@ from freezer.errors import IntegrityError
 from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
 from freezer.freezing.recipes import Recipe, needs_torch_alone, own_toolchain
 from freezer.freezing.sources import CODE_KINDS, FILE_KINDS, Source, module_file
+from freezer.hardware import device_class
 from freezer.spec import FLOAT32, SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
@@ -241,7 +242,7 @@ def judge_key(
         parts |= {"source": source.digest, "device_class": target.device_class}
     if entry.objective != "p50":
         parts["objective"] = entry.objective
-    if entry.accuracy is not None:
+    if set(entry.precision) & set(device_class(target.device_class).precisions):
         parts["accuracy"] = _accuracy(entry, target)
     return make_key(parts | _points(entry) | _sizes(entry))
 

@@ -255,11 +255,11 @@ def _item(
 ) -> Item:
     facts, policy = request.facts[name], request.policy
     requested = request.recipes or entry.recipes
-    if name == PORTABLE:
+    if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-    else:
-        check_consented(requested, entry.precision)
-    entry = _for_class(entry, name)
+        kept = ("error_ratio_max", "timeout_s", "memory_gb")
+        limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
+        entry = replace(entry, limits=limits, objective="p50")
     entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
     num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
@@ -291,30 +291,23 @@ def _item(
 def _builds(
     entry: Entry, source: Key, requested: Collection[str], target: BuildTarget
 ) -> dict[str, Key]:
-    """The key of the build of each recipe."""
-    name, kind = target.device_class, device_class(target.device_class).kind
+    """The key of the build of each recipe.
+
+    Raises:
+        UsageError: one of a lower precision is named without consent; code CP-ACCURACY.
+    """
+    check_consented(requested, entry.precision)
+    made_for_class = device_class(target.device_class)
+    kind = made_for_class.kind
     recipes = select(
         requested,
-        portable=name == PORTABLE,
+        portable=kind == PORTABLE,
         installed=target.toolchain if kind == "cpu" else (),  # GPUs have torch alone
-        precision=entry.precision,
+        precision=set(entry.precision) & set(made_for_class.precisions),
     )
     return {
         recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes
     }
-
-
-def _for_class(entry: Entry, name: str) -> Entry:
-    """The entry with what applies to a class: `portable` is judged by drift alone, and lower
-    precisions need hardware that gains.
-    """
-    if name == PORTABLE:
-        kept = ("error_ratio_max", "timeout_s", "memory_gb")
-        limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
-        entry = replace(entry, limits=limits, objective="p50")
-    gains = device_class(name).precisions
-    precision = tuple(wanted for wanted in entry.precision if wanted in gains)
-    return replace(entry, precision=precision, accuracy=entry.accuracy if precision else None)
 
 
 def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ May import: freezer.
 Read first: outcome.py.
 """
 
-from pipeline.records.class_facts import EMULATED, LABEL, ClassFacts, labels_of
 from pipeline.records.outcome import (
     SKIPPED,
     SOURCE_MODEL,
@@ -18,13 +17,17 @@ from pipeline.records.outcome import (
     nested_json,
 )
 from pipeline.records.row import (
+    EMULATED,
+    LABEL,
     STYLES,
+    ClassFacts,
     Event,
     LiveFigures,
     Row,
     Summary,
     alike,
     iso,
+    labels_of,
     outcome_table,
     rounded,
     speedup_text,

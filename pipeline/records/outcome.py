@@ -31,9 +31,7 @@ SKIPPED = "skipped"
 """Kind of failure of a recipe that was not built, since it cannot be expected to win."""
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
-"""Tags of an entry and its outcomes: name and version of the registry model that an artifact is
-made from.
-"""
+"""Tags of an entry and its outcomes: name and version of the registry model of the source."""
 
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""

@@ -174,13 +174,7 @@ class Executor:
         kind: Literal["build", "judge"] = "build" if task.recipe else "judge"
         for each in tasks:
             recipes = (each.recipe,) if each.recipe else ()
-            self._show(
-                Event(
-                    kind=kind,
-                    what=each.item.label(),
-                    recipes=recipes,
-                )
-            )
+            self._show(Event(kind=kind, what=each.item.label(), recipes=recipes))
         self._scheduler.record_start(tasks, slot)
         request = (
             self._build_request(tasks, entry) if task.recipe else self._judge_request(tasks, entry)
@@ -227,6 +221,7 @@ class Executor:
             num_threads=item.num_threads,
             further_threads=item.further_threads,
             inherits=inherits,
+            confirms=inherits and not self._scheduler.num_waiting,
             drift_max=UNUSUAL * max(1.0, contest.error_ratio) if contest else math.inf,
             policy=item.policy,
             campaign=self._ledger.campaign,

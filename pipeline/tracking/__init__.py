@@ -12,9 +12,6 @@ from pipeline.tracking.connection import (
     check_database,
     default_tracking_uri,
 )
-from pipeline.tracking.ledger_replay import (
-    replay,
-)
 from pipeline.tracking.mlmodel import (
     Described,
     describe,
@@ -37,6 +34,7 @@ from pipeline.tracking.source_models import (
 )
 from pipeline.tracking.tracker import (
     Tracker,
+    replay,
 )
 
 __all__ = [

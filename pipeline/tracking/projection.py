@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import (
+    NOTE,
     CampaignEnd,
     CampaignStart,
+    campaign_description,
     campaign_metrics,
     outcomes_digest,
     summary_table,
@@ -34,7 +36,6 @@ from pipeline.tracking.connection import (
     resolve,
     upload,
 )
-from pipeline.tracking.descriptions import NOTE, campaign_description
 from pipeline.tracking.run_records import (
     CAMPAIGN,
     KIND,

@@ -28,8 +28,8 @@ from freezer.codec import encode
 from freezer.files import scratch_folder
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
+from pipeline.tracking.campaign_summary import model_description, version_description
 from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
-from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.model_files import DATA, write_model_files
 from pipeline.tracking.run_records import (
     ARTIFACT,

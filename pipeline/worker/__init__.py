@@ -7,7 +7,6 @@ Read first: build_task.py, then judge_task.py.
 from pipeline.worker.build_task import (
     build,
 )
-from pipeline.worker.infer_task import infer_inputs
 from pipeline.worker.judge_task import (
     judge,
 )
@@ -20,6 +19,7 @@ from pipeline.worker.requests import (
 )
 from pipeline.worker.task_child import (
     bounds_of,
+    infer_inputs,
     probe,
 )
 

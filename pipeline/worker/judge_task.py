@@ -46,7 +46,6 @@ NICENESS = -10
 
 MOST_TIMES = 2
 """How many times `limits.timeout_s` the children of a judge may have taken for another to start."""
-
 WITHOUT = {
     PREVIOUS: "not compared with the artifact that serves now",
     FURTHER: "not frozen for further thread counts and sizes",
@@ -245,7 +244,7 @@ def _judge_child(
     request: JudgeRequest, staging: Path, folders: Mapping[str, Path]
 ) -> Iterator[JudgeResult]:
     """Judge the candidates of `beside`, then those of the request; write what they publish."""
-    from freezer.freezing.judging import metric_of, open_session
+    from freezer.freezing.judging import open_session
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
 
@@ -261,7 +260,7 @@ def _judge_child(
         policy=request.policy,
         objective=entry.objective,
         task_metric=metric or None,
-        accuracy_metric=metric_of(entry.accuracy, entry.search_path),
+        search_path=entry.search_path,
     )
     session = replace(session, work=Path(tempfile.mkdtemp(prefix="repaired-", dir=staging)))
     for each in (request.beside, request):
@@ -290,8 +289,10 @@ def _judge_one(
         incumbent = open_previous(request.previous, staging, session.target)
     candidates = [Candidate.read(folders[recipe]) for recipe in request.builds]
     judgement = judge(session, candidates, incumbent)
-    if request.inherits and (why := _why_contest(judgement, request)):
-        return JudgeResult(verdict="failed", reason=why, contest=why)
+    if request.inherits:
+        judgement, why = _inherited(session, judgement, request)
+        if why:
+            return JudgeResult(verdict="failed", reason=why, contest=why)
     if judgement.winner is not None and request.further:
         further = Path(tempfile.mkdtemp(prefix="further-", dir=staging))
         hold(FURTHER)
@@ -305,20 +306,24 @@ def _judge_one(
         provenance={"source": str(request.entry.source), "campaign": request.campaign},
         failures=request.failures,
     )
-    judgement = replace(judgement, reason=judgement.reason + note)
-    result = summary(request, judgement)
-    judge_s = time.monotonic() - started
-    return replace(result, has_artifact=artifact is not None, judge_s=judge_s)
+    result = summary(request, replace(judgement, reason=judgement.reason + note))
+    seconds = time.monotonic() - started
+    return replace(result, has_artifact=artifact is not None, judge_s=seconds)
 
 
-def _why_contest(judgement: Judgement, request: JudgeRequest) -> str:
-    """Why the winner of an untimed judgement cannot inherit a speed; empty if it does."""
+def _inherited(
+    session: Session, judgement: Judgement, request: JudgeRequest
+) -> tuple[Judgement, str]:
+    """An untimed judgement whose winner inherits a speed, and why it cannot; empty if it does."""
+    from freezer.freezing.judging import confirm_inherited
+
     if judgement.winner is None or judgement.inherited is None:
-        return f"the recipe that won before does not serve ({judgement.reason})"
+        return judgement, f"the recipe that won before does not serve ({judgement.reason})"
     error_ratio = judgement.winner.measured.drift.error_ratio
     if error_ratio is None or error_ratio > request.drift_max:
-        return f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
-    return ""
+        why = f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
+        return judgement, why
+    return confirm_inherited(session, judgement) if request.confirms else (judgement, "")
 
 
 def take_precedence() -> None:

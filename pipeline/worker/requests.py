@@ -96,6 +96,8 @@ class JudgeRequest:
         failures: for every other recipe, why it has no candidate.
         inherits: whether the winner inherits the speed of the artifact that serves now.
         drift_max: error ratio above which it does not.
+        confirms: whether a short timing confirms the inherited speed, as nothing waits for the
+            machine.
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
         beside: the judge of `portable` for the same model, which shares its reference.
@@ -114,6 +116,7 @@ class JudgeRequest:
     further_threads: tuple[int, ...] = ()
     inherits: bool = False
     drift_max: float = math.inf
+    confirms: bool = False
     previous: str | None = None
     further: bool = True
     beside: JudgeRequest | None = None

@@ -11,6 +11,11 @@ from pipeline.workspace.machine_time import (
     alone,
     computing,
     is_measured,
+    move_whole,
+    own_path,
+    remove_abandoned,
+    remove_tree,
+    staging_folder,
 )
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
@@ -28,13 +33,6 @@ from pipeline.workspace.processes import (
     reap,
     signal_all,
     tree_bytes,
-)
-from pipeline.workspace.staging import (
-    move_whole,
-    own_path,
-    remove_abandoned,
-    remove_tree,
-    staging_folder,
 )
 from pipeline.workspace.work_folders import (
     ARCHITECTURE,

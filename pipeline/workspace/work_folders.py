@@ -39,7 +39,7 @@ from freezer.files import (
     write_whole,
 )
 from freezer.store import WORK, RemoteFiles, Store
-from pipeline.workspace.staging import move_whole, own_path, remove_tree, staging_folder
+from pipeline.workspace.machine_time import move_whole, own_path, remove_tree, staging_folder
 
 _Kind = Literal["candidates", "judged", "sources", "weights"]
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from freezer.hardware import detect
-from pipeline.cluster import Cluster, connect
 from tests.support.raylets import ROOT, RayCluster
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -62,28 +61,9 @@ def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
 
 
-@pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """A head with 2 cores for v4, and a node with 1 for v3; leave it as it is."""
-    skip_without_v4()
-    with RayCluster(tmp_path_factory.mktemp("cluster")) as found:
-        found.start(num_cpus=2, classes=[V4])
-        found.start(num_cpus=1, classes=[V3])
-        yield found
-
-
 @pytest.fixture
 def private_cluster(tmp_path: Path) -> Iterator[RayCluster]:
     """A cluster without nodes."""
     skip_without_v4()
     with RayCluster(tmp_path / "cluster") as found:
-        yield found
-
-
-@pytest.fixture
-def joined(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The cluster, with this process as its driver."""
-    for name in ("HOME", "RAY_AUTH_MODE"):
-        monkeypatch.setenv(name, cluster.environment[name])
-    with connect(cluster.address) as found:
         yield found

@@ -1,4 +1,6 @@
-"""A campaign on nodes that share only a bucket: neither the store's folder nor the catalog's."""
+"""A campaign on nodes that share only a bucket: neither the store's folder nor the catalog's. Its
+first driver is killed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from freezer.store import Store
 from tests.cluster.conftest import V3, V4
 from tests.support.buckets import objects
 from tests.support.campaign_runs import SHIPPED, ship_files, write_catalog
+from tests.support.fault_sites import Driver
 from tests.support.raylets import ROOT, RayCluster
 
 pytestmark = [
@@ -51,8 +54,12 @@ def test_nodes_that_share_only_a_bucket(
     assert "StoreUnreachableError" in refused.stdout, "the message of the node"
     cut_off.stop()
     private_cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=caches[V3])
-    done = private_cluster.run(command, timeout_s=400)
-    assert done.returncode == 0, done.stdout
+    first = Driver(private_cluster.popen(command))
+    first.wait_for("built good")
+    first.kill()
+    again = Driver(private_cluster.popen(command))
+    assert again.end() == 0, again.output
+    assert first.built.keys().isdisjoint(again.built), "nothing is built twice"
     outcomes = json.loads((tmp_path / "out.json").read_text())["outcomes"]
     verdicts = {(item["model"], item["device_class"]): item["verdict"] for item in outcomes}
     assert len(verdicts) == 6

@@ -4,20 +4,18 @@ go.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from freezer.store import Store
 from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
 from tests.support.fault_sites import Driver
 from tests.support.raylets import RayCluster
 from tests.support.watched import Interval, intervals
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 NODES = """
 import sys, ray
@@ -27,20 +25,6 @@ for node in sorted(ray.nodes(), key=lambda node: "node:__internal_head__" not in
 """
 """Prints the ids of a cluster's nodes, the head's first."""
 
-DRAWN = """
-defaults:
-  recipes: [torchscript-frozen]
-  device_classes: [cpu-x86-64-v3, cpu-x86-64-v4]
-  threads: [1]
-  limits: {speedup_min: 0.01}
-models:
-  - name: drawn
-    source: transformers:MambaConfig
-    weights: random
-    args: {num_hidden_layers: 1, hidden_size: 32, state_size: 8, vocab_size: 99}
-    inputs: {input_ids: {shape: [1, 4], dtype: int64, range: [0, 98]}, use_cache: {value: false}}
-"""
-
 
 def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
     """Each judge with every task that ran on its node at the same time."""
@@ -49,13 +33,16 @@ def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
     ]
 
 
-@pytest.mark.slow
-def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_path: Path) -> None:
+def test_two_campaigns_place_by_class_and_judge_alone(
+    private_cluster: RayCluster, tmp_path: Path
+) -> None:
+    private_cluster.start(num_cpus=2, classes=[V4])
+    private_cluster.start(num_cpus=1, classes=[V3])
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, name in ((first, "a"), (second, "b")):
         write_slow_catalog(folder, name, seconds=0.0)
     commands = [watched(first), watched(second, f"device_classes={V4}")]
-    for driver in [Driver(cluster.popen(command)) for command in commands]:
+    for driver in [Driver(private_cluster.popen(command)) for command in commands]:
         assert driver.end() == 0, driver.output
     found = intervals(first / "first", second / "second")
     kinds = sorted(task.kind for task in found if task.kind != "probe")
@@ -71,47 +58,6 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     assert threads == {V3: 1, V4: 2, "portable": 1}
 
 
-def test_classes_of_random_weights_are_one_model(cluster: RayCluster, tmp_path: Path) -> None:
-    """With the limits of these classes, torch computes different logarithms, as in Mamba."""
-    folder = tmp_path / "random"
-    folder.mkdir()
-    (folder / "catalog.yaml").write_text(DRAWN)
-    driver = Driver(cluster.popen(watched(folder)))
-    assert driver.end() == 0, driver.output
-    reasons = [outcome["reason"] for outcome in outcomes(folder).values()]
-    assert any("the weights are those of" in reason for reason in reasons), reasons
-    store = Store.open(str(folder / folder.name))
-    version = store.version("drawn")
-    digests = [store.manifest(version, name).provenance["weights"] for name in version.images]
-    assert digests == digests[:1] * 3
-
-
-@pytest.mark.slow
-def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_path: Path) -> None:
-    """The v3 node dies in a build, and a second v4 node joins: v3 fails, the rest is published."""
-    folder = tmp_path / "dying"
-    write_slow_catalog(folder, "abcd", seconds=4.0)
-    private_cluster.start(num_cpus=1, classes=[V4])
-    dying = private_cluster.start(num_cpus=1, classes=[V3])
-    driver = Driver(private_cluster.popen(watched(folder, "gone_s=10")))
-    driver.wait_for(f"build a {V3}")
-    dying.kill()
-    private_cluster.start(num_cpus=1, classes=[V4])
-    assert driver.end() == 3, driver.output
-    assert f"it served {V3}, portable" in driver.output
-    found = outcomes(folder)
-    for (_, name), outcome in found.items():
-        if name == V3:
-            assert outcome["verdict"] == "failed"
-            assert re.match("CP-(NO-NODE|INFRASTRUCTURE)", outcome["reason"])
-        else:
-            assert outcome["verdict"] in ("published", "kept-eager")
-    ran = intervals(folder / folder.name)
-    assert len({task.node_id for task in ran if task.what.endswith(V4)}) == 2
-    assert beside_judges(ran) == []
-
-
-@pytest.mark.slow
 def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path: Path) -> None:
     """Nothing is repeated: the build that ran there is used, and later ones run on the
     other node.
@@ -138,7 +84,6 @@ def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path:
     assert all(count == 1 for count in driver.built.values()), driver.built
 
 
-@pytest.mark.slow
 def test_keys_stay_when_the_smallest_node_is_gone(
     private_cluster: RayCluster, tmp_path: Path
 ) -> None:

@@ -42,16 +42,6 @@ def test_the_trained_digits_are_accurate(files: list[Path]) -> None:
         assert digits_accuracy(digits()) > 0.97
 
 
-def test_digits_without_weights_name_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(examples.models, "DIGITS_WEIGHTS", tmp_path / "digits.safetensors")
-    with pytest.raises(
-        FileNotFoundError, match=r"digits\.safetensors.*`python -m examples\.prepare`"
-    ):
-        digits()
-
-
 def test_every_entry_answers_as_its_comments_say(
     subjects: dict[str, Subject], catalog: Catalog
 ) -> None:

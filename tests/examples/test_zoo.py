@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import examples.zoo
-from examples.models import digits
 from examples.prepare import prepare
-from examples.zoo import audio_codec
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import KINDS
 from freezer.runtime.tensors import leaves_of
@@ -103,18 +100,3 @@ def test_every_entry_answers_generated_inputs(subject_of: SubjectOf, name: str) 
     assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), (
         "the inputs change nothing"
     )
-
-
-def test_methods_and_versions_name_the_right_model(subject_of: SubjectOf) -> None:
-    source, encoder, decoder = (
-        audio_codec(),
-        subject_of("codec-encoder"),
-        subject_of("codec-decoder"),
-    )
-    audio: Tensor = encoder.sets[0].tensors["audio"]
-    images = torch.rand(5, 1, 8, 8)
-    with torch.no_grad():
-        codes = encoder.fresh()(audio)
-        assert torch.equal(codes, source.encode(audio))  # type: ignore[operator]
-        torch.testing.assert_close(decoder.fresh()(codes), source(audio))
-        torch.testing.assert_close(subject_of("digits-champion").fresh()(images), digits()(images))

@@ -11,48 +11,19 @@ import torch
 from torch.utils import cpp_extension
 
 import freezer
-from freezer.artifact import Payload
-from freezer.errors import ContractError, IncompatibleError, UsageError
+from freezer.errors import IncompatibleError, UsageError
 from freezer.freezing.choices import select
-from freezer.freezing.lowering.inductor.compilation import configuration, known
 from freezer.freezing.lowering.inductor.compiler_trial import cuda_toolkit
-from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES
-from freezer.runtime.contract import OpenPayload
-from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision, tf32_on_gpu
-from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.support.gpu_models import settings_on_gpu
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
 TARGET = Target(device_class=SM90, num_threads=4, device=GPU)
-FIXED = Payload(
-    path="payloads/one.pt2",
-    digest="sha256:" + 64 * "0",
-    size_bytes=1,
-    kind="inductor",
-    num_threads=None,
-)
-
-
-@pytest.mark.parametrize("name", ["inductor-frozen", "inductor-max-autotune"])
-def test_inductor_settings_for_a_gpu(name: str) -> None:
-    recipe = made_for(RECIPES[name], "cuda")
-    config = configuration(recipe.settings["inductor"], TARGET, beside=False)
-    assert (config["cpp.march"], config["cpp.simdlen"], config["cuda.arch"]) == (
-        "x86-64-v3",
-        256,
-        "90",
-    )
-    assert config["cpp.weight_prepack"] is False
-    assert config["max_autotune"] is (name == "inductor-max-autotune")
-    assert "TRITON" in str(config["max_autotune_gemm_backends"])
-    assert not [setting for setting in config if setting not in known(config)]
-    assert host_class(SM90).name == "cpu-x86-64-v3"
 
 
 def test_headers_of_packages_stand_in_for_a_toolkit(
@@ -88,31 +59,22 @@ def test_gpu_recipes_fix_the_precision() -> None:
     assert KEPT_EAGER not in select(["all"], portable=False)
 
 
-def test_full_on_gpu_restores_the_settings() -> None:
-    before = settings_on_gpu()
-    assert before["conv"] == "tf32"
-    with full_on_gpu():
-        inside = settings_on_gpu()
-        with full_on_gpu(), plain_precision(GPU):
-            assert settings_on_gpu() == inside
-        assert settings_on_gpu() == inside
-    assert "tf32" not in inside.values()
-    reduced = [
-        value[0] if isinstance(value, tuple) else value
-        for name, value in inside.items()
-        if name.startswith("allow")
-    ]
-    assert reduced == [False, False]
-    assert settings_on_gpu() == before
-    torch.set_float32_matmul_precision("high")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_full_on_gpu_restores_the_settings(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
     try:
-        high = settings_on_gpu()
+        before = settings_on_gpu()
         with full_on_gpu():
-            assert settings_on_gpu()["matmul"] != "tf32"
+            inside = settings_on_gpu()
+            with full_on_gpu(), plain_precision(GPU):
+                assert settings_on_gpu() == inside
             assert torch.get_float32_matmul_precision() == "highest"
-        assert settings_on_gpu() == high
+        assert settings_on_gpu() == before
     finally:
         torch.set_float32_matmul_precision("highest")
+    assert (before["conv"], "tf32" in inside.values()) == ("tf32", False)
+    for name in ("allow_fp16", "allow_bf16"):
+        assert inside[name] in (False, (False, True), (False, False)), name
 
 
 def test_tf32_is_on_in_its_calls_alone() -> None:
@@ -136,29 +98,6 @@ def test_tf32_is_on_in_its_calls_alone() -> None:
 def in_full() -> dict[str, Any]:
     with full_on_gpu():
         return settings_on_gpu()
-
-
-def model_on(device: torch.device) -> FrozenModel:
-    return FrozenModel(
-        spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 4)),)),
-        outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
-        structure=OutputStructure(kind="tensor"),
-        payloads=[OpenPayload(payload=FIXED, run=lambda x: [x])],
-        options=CallOptions(device=device),
-    )
-
-
-def test_inputs_on_other_devices_are_refused() -> None:
-    with pytest.raises(
-        ContractError,
-        match=r"input 'x': got device cpu, expected cuda:1; move it with \.to\('cuda:1'\)",
-    ):
-        model_on(GPU)(x=torch.ones(2, 4))
-    with pytest.raises(
-        ContractError, match=r"input 'x': got device meta, expected cpu; move it with \.to\('cpu'\)"
-    ):
-        model_on(torch.device("cpu"))(x=torch.ones(2, 4, device="meta"))
-    assert model_on(GPU).device == GPU
 
 
 def test_cpu_artifacts_are_refused_for_a_gpu(published: Store) -> None:

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -89,15 +88,6 @@ def node_terms(pod: Mapping[str, Any]) -> dict[str, list[str]]:
     return {item["key"]: item.get("values", []) for item in labels}
 
 
-@dataclass(frozen=True)
-class Pod:
-    """A pod with the labels that Prometheus selects by."""
-
-    name: str
-    spec: Mapping[str, Any]
-    labels: Mapping[str, str]
-
-
 def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
@@ -151,29 +141,6 @@ def test_workers_alone_tolerate_the_taint_of_their_nodes() -> None:
     every = {**all_pods("example"), **all_pods("example/job")}
     tolerating = {name for name, pod in every.items() if taint in pod.get("tolerations", ())}
     assert tolerating == set(FLEET)
-
-
-def secrets(specs: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """The secrets that the containers of pods have as variables."""
-    every = [container for pod in specs.values() for container in containers(pod)]
-    sources = [source for container in every for source in container.get("envFrom", ())]
-    return {source["secretRef"]["name"] for source in sources}
-
-
-def test_deployments_only_read_the_store() -> None:
-    assert "coldpress-store" in secrets(pods("overlays/gpu"))
-    assert secrets(all_pods("../serving")) == {"coldpress-store-read"}
-
-
-def test_deployments_serve_classes_of_both_architectures() -> None:
-    """Each on nodes with the label of its class."""
-    machines = set()
-    for deployment in only("Deployment", "../serving"):
-        pod = deployment["spec"]["template"]["spec"]
-        name = pod["containers"][0]["args"][0].removeprefix("--device-class=")
-        assert node_terms(pod)[f"coldpress.dev/{name}"] == ["true"]
-        machines.add(DEVICE_CLASSES[name].machine)
-    assert machines == {"x86_64", "aarch64"}
 
 
 def test_groups_are_the_device_classes() -> None:
@@ -265,64 +232,31 @@ def test_ray_is_reached_only_as_documented() -> None:
     words = shlex.split(job["spec"]["entrypoint"])
     classes = [after for word, after in itertools.pairwise(words) if word == "--device-class"]
     assert classes == [group["groupName"] for group in cluster("base")["workerGroupSpecs"]]
-    (budget,) = only("PodDisruptionBudget", "base")
-    assert budget["spec"]["selector"]["matchLabels"] == {**OWN, "ray.io/node-type": "head"}
     assert only("RayCluster", "base")[0]["metadata"]["name"] == OWN["ray.io/cluster"]
-
-
-def scraped_ports(scrape: Mapping[str, Any], pod: Pod) -> set[tuple[str, int]]:
-    """The ports of a pod that a job of Prometheus scrapes."""
-    (discovery,) = scrape["kubernetes_sd_configs"]
-    assert (discovery["role"], discovery["namespaces"]["names"]) == ("pod", ["coldpress"])
-    (selector,) = discovery["selectors"]
-    label, value = selector["label"].split("=")
-    rules = scrape["relabel_configs"]
-    (pattern,) = [rule["regex"] for rule in rules if rule.get("action") == "keep"]
-    if pod.labels.get(label) != value:
-        return set()
-    ports = [
-        *pod.spec["containers"][0].get("ports", ()),
-        {"name": "metrics", "containerPort": 8080},
-    ]
-    names = {port["name"]: port["containerPort"] for port in ports}
-    return {(pod.name, port) for name, port in names.items() if re.fullmatch(pattern, name)}
 
 
 def test_prometheus_finds_the_pods() -> None:
     """KubeRay adds labels and the port `metrics` to Ray's pods."""
-    every = []
-    for name, spec in pods("base").items():
-        node_type = "head" if name == "head" else "worker"
-        every.append(Pod(name, spec, {**OWN, "ray.io/node-type": node_type}))
-    services = only("Deployment", "../serving")
-    for service in services:
-        template = service["spec"]["template"]
-        labels = template["metadata"]["labels"]
-        every.append(Pod(service["metadata"]["name"], template["spec"], labels))
+    (head,) = pods("base")["head"]["containers"]
+    names = {port["name"] for port in head["ports"]} | {"metrics"}
+    for deployment in only("Deployment", "../serving"):
+        template = deployment["spec"]["template"]
+        names |= {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+        assert template["metadata"]["labels"]["app"] == "coldpress-serve"
     text = (ROOT / "infra" / "observability" / "prometheus-kubernetes.yml").read_text()
-    targets = {
-        scrape["job_name"]: set[tuple[str, int]]().union(
-            *(scraped_ports(scrape, pod) for pod in every)
-        )
-        for scrape in yaml.safe_load(text)["scrape_configs"]
+    found = {}
+    for scrape in yaml.safe_load(text)["scrape_configs"]:
+        (selector,) = scrape["kubernetes_sd_configs"][0]["selectors"]
+        (port,) = [
+            rule["regex"] for rule in scrape["relabel_configs"] if rule.get("action") == "keep"
+        ]
+        ports = {name for name in names if re.fullmatch(port, name)}
+        found[scrape["job_name"]] = (selector["label"], ports)
+    assert found == {
+        "coldpress-driver": ("ray.io/node-type=head", {f"driver-{port}" for port in DRIVERS}),
+        "coldpress-serving": ("app=coldpress-serve", {"http"}),
+        "ray": ("ray.io/cluster=coldpress", {"metrics"}),
     }
-    assert targets == {
-        "coldpress-driver": {("head", port) for port in DRIVERS},
-        "coldpress-serving": {(service["metadata"]["name"], 8000) for service in services},
-        "ray": {(name, 8080) for name in pods("base")},
-    }
-
-
-def test_mlflow_is_reached_by_drivers_and_users_alone() -> None:
-    (policy,) = [
-        one["spec"]
-        for one in only("NetworkPolicy", "../mlflow")
-        if one["metadata"]["name"] == "mlflow"
-    ]
-    (rule,) = policy["ingress"]
-    admitted = [one["podSelector"]["matchLabels"] for one in rule["from"]]
-    head = {"ray.io/cluster": "coldpress", "ray.io/node-type": "head"}
-    assert admitted == [head, {"coldpress.dev/uses-mlflow": "true"}]
 
 
 def test_a_shared_store_is_mounted_everywhere() -> None:
@@ -353,11 +287,3 @@ def test_autoscaling_covers_every_group() -> None:
     assert not any("replicas" in group for group in spec["workerGroupSpecs"]), (
         "an apply would end the autoscaler's workers"
     )
-
-
-def test_other_pods_may_run_on_both_architectures() -> None:
-    job = rendered("job")
-    run = next(document for document in job if document["kind"] == "RayJob")
-    driver = run["spec"]["submitterPodTemplate"]["spec"]
-    for pod in (pods("base")["head"], driver, all_pods("../mlflow")["mlflow"]):
-        assert node_terms(pod) == {"kubernetes.io/arch": ["amd64", "arm64"]}

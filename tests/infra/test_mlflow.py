@@ -194,24 +194,6 @@ def test_server_refuses_strangers_and_other_hosts(site: Site, log_in: Any) -> No
     assert other.status_code == 403
 
 
-@pytest.mark.slow
-def test_server_runs_no_jobs_and_reports_nothing(site: Site) -> None:
-    """MLflow's defaults start consumers of a queue beside the server, and send usage records, also
-    those of the pages.
-    """
-    commands = [" ".join(process.cmdline()) for process in site.server.processes()]
-    assert any("uvicorn" in command for command in commands)
-    assert not re.findall("huey|mlflow.server.jobs", " ".join(commands))
-    records = {"records": [{"event_name": "any"}]}
-    sent = requests.post(
-        f"{site.server.uri}/ajax-api/3.0/mlflow/ui-telemetry",
-        json=records,
-        auth=CAMPAIGN,
-        timeout=30,
-    )
-    assert sent.json() == {"status": "disabled"}
-
-
 def register(uri: str, *, seed: int) -> None:
     """Register a version of `tiny`, with files in the server's bucket."""
     torch.manual_seed(seed)

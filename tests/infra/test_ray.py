@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from freezer.hardware import detect
+from tests.support.commands import Done, finished
 from tests.support.heads import OWN, certificates
 from tests.support.manifests import FLEET, labels_of
 from tests.support.raylets import (
@@ -181,16 +182,9 @@ def test_units_start_a_cluster_with_token_and_tls(tmp_path: Path) -> None:
         **own,
     }
 
-    def connected(**without: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CONNECTS, own["HEAD"]],
-            env=environ | without,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    def connected(**without: str) -> Done:
+        command = (sys.executable, "-W", "ignore", "-c", CONNECTS, own["HEAD"])
+        return finished(*command, env=environ | without, cwd=ROOT, timeout_s=120)
 
     def unit(name: str, options: str) -> AbstractContextManager[None]:
         log = tmp_path / f"{name}.log"

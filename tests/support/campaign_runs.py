@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -109,37 +107,3 @@ def ship_files(folder: Path) -> None:
 def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     report = json.loads((folder / "out.json").read_text())
     return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
-
-
-def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120) -> str:
-    """Read lines until one holds the words."""
-    assert process.stdout is not None
-    seen = ""
-    deadline = time.monotonic() + timeout_s
-    for line in process.stdout:
-        seen += line
-        if words in line:
-            return seen
-        if time.monotonic() > deadline:
-            break
-    raise AssertionError(f"{words!r} was not said:\n{seen}")
-
-
-def slow_catalog(folder: Path, count: int) -> Path:
-    entries = "".join(
-        f"""
-  - name: m{index}
-    source: python:campaign_models:slow_to_build
-    args: {{width: {8 + index}, seconds: 2.0}}
-    inputs: [{{shape: [1, {8 + index}]}}]
-"""
-        for index in range(count)
-    )
-    text = f"defaults: {{recipes: [torchscript-frozen]}}\nmodels:\n{entries}"
-    return write_catalog(folder, text)
-
-
-def built_in(text: str) -> set[str]:
-    """`model class recipe` of each build that a log says was done."""
-    lines = [line.split() for line in text.splitlines()]
-    return {" ".join(words[2:5]) for words in lines if words[1:2] == ["built"]}

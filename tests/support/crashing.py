@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from rich.console import Console
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
 from pipeline.campaign import Campaign
-from pipeline.cluster import Done, Handle
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
@@ -45,7 +44,7 @@ from pipeline.worker import (
 from pipeline.worker.child import End
 from pipeline.workspace import remove_abandoned, workplace
 from tests.support.campaigns import entry, plan_of
-from tests.support.one_node import NoRay, OneNode
+from tests.support.one_node import InProcess, OneNode
 from tests.support.steps import HERE
 
 CAMPAIGN = "crash"
@@ -76,26 +75,6 @@ IN_MLFLOW = (
     ),
     *("create_model_version", "set_model_version_tag", "set_registered_model_alias"),
 )
-
-
-class InProcess(NoRay):
-    """A cluster in this process: `start` runs the task."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended: list[Done] = []
-
-    def start(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
-        handle = object()
-        self._ended.append(Done(handle=handle, value=function(*args)))
-        return handle
-
-    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def cancel(self, handles: Sequence[Handle], **_: Any) -> None:
-        """No task is ever running."""
 
 
 class Instants:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
+import json
 import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import ray
-from aiohttp import web
 
 from tests.support.raylets import LOOPBACK
 
-LOOK_S = 0.02
+VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": "s"}
 
 
-class Dashboard:
+class Dashboard(ThreadingHTTPServer):
     """A dashboard on loopback.
 
     Attributes:
@@ -28,91 +28,74 @@ class Dashboard:
         pause_s: pause before the next piece of a package is read.
     """
 
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(self) -> None:
+        super().__init__((LOOPBACK, 0), _Answer)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.log, self.silent, self.num_bytes, self.pause_s = "", False, 0, 0.0
-        self.address = ""
+        self.address = f"http://{LOOPBACK}:{self.server_port}"
 
     def job(self, job_id: str, status: str, **details: Any) -> None:
         """Add or change a job."""
-        known = self.jobs.setdefault(
-            job_id, {"type": "SUBMISSION", "submission_id": job_id, "entrypoint": "e"}
-        )
-        known.update(status=status, **details)
+        new = {"type": "SUBMISSION", "submission_id": job_id, "entrypoint": "e"}
+        self.jobs.setdefault(job_id, new).update(status=status, **details)
 
-    def app(self) -> web.Application:
-        """Return the application."""
 
-        @web.middleware
-        async def answered(request: web.Request, handler: Any) -> Any:
-            await self._speaks()
-            return await handler(request)
+class _Answer(BaseHTTPRequestHandler):
+    server: Dashboard
 
-        app = web.Application(middlewares=[answered], client_max_size=1 << 30)
-        app.router.add_get("/api/version", self._version)
-        app.router.add_get("/api/jobs/", self._list)
-        app.router.add_post("/api/jobs/", self._submit)
-        app.router.add_get("/api/jobs/{id}", self._info)
-        app.router.add_get("/api/jobs/{id}/logs", self._logs)
-        app.router.add_get("/api/packages/{protocol}/{name}", self._no_package)
-        app.router.add_put("/api/packages/{protocol}/{name}", self._package)
-        return app
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
-    async def _speaks(self) -> None:
-        while self.silent:
-            await asyncio.sleep(LOOK_S)
+    def _answer(self, body: object, status: int = 200) -> None:
+        while self.server.silent:
+            time.sleep(0.02)
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
 
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": "s"}
-        )
+    def do_GET(self) -> None:
+        jobs = self.server.jobs
+        match self.path.partition("?")[0].strip("/").split("/")[1:]:
+            case ["version"]:
+                self._answer(VERSION)
+            case ["jobs"]:
+                self._answer(list(jobs.values()))
+            case ["jobs", job_id]:
+                self._answer(jobs[job_id])
+            case ["jobs", _, "logs"]:
+                self._answer({"logs": self.server.log})
+            case _:
+                self._answer({}, 404)
 
-    async def _list(self, _: web.Request) -> web.Response:
-        return web.json_response(list(self.jobs.values()))
+    def _body(self) -> Iterator[bytes]:
+        left = int(self.headers["content-length"])
+        while left:
+            piece = self.rfile.read(min(left, 1 << 20))
+            left -= len(piece)
+            yield piece
 
-    async def _submit(self, request: web.Request) -> web.Response:
-        job_id = (await request.json())["submission_id"]
-        self.job(job_id, "PENDING")
-        return web.json_response({"job_id": job_id, "submission_id": job_id})
+    def do_POST(self) -> None:
+        job_id = json.loads(b"".join(self._body()))["submission_id"]
+        self.server.job(job_id, "PENDING")
+        self._answer({"job_id": job_id, "submission_id": job_id})
 
-    async def _info(self, request: web.Request) -> web.Response:
-        return web.json_response(self.jobs[request.match_info["id"]])
-
-    async def _no_package(self, _: web.Request) -> web.Response:
-        return web.Response(status=404)
-
-    async def _package(self, request: web.Request) -> web.Response:
-        async for piece in request.content.iter_chunked(1 << 20):
-            self.num_bytes += len(piece)
-            await asyncio.sleep(self.pause_s)
-        return web.json_response({})
-
-    async def _logs(self, _: web.Request) -> web.Response:
-        return web.json_response({"logs": self.log})
+    def do_PUT(self) -> None:
+        for piece in self._body():
+            self.server.num_bytes += len(piece)
+            time.sleep(self.server.pause_s)
+        self._answer({})
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[Dashboard]:
     """Serve a dashboard during a block."""
-    dashboard, loop = Dashboard(), asyncio.new_event_loop()
-    runner = web.AppRunner(dashboard.app(), handler_cancellation=True, shutdown_timeout=0.1)
-
-    async def start() -> None:
-        await runner.setup()
-        server = socket.create_server((LOOPBACK, 0))
-        server.setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16
-        )  # uploads wait until they are read
-        await web.SockSite(runner, server).start()
-        dashboard.address = f"http://{LOOPBACK}:{server.getsockname()[1]}"
-
-    loop.run_until_complete(start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
+    with Dashboard() as dashboard:
+        thread = threading.Thread(target=dashboard.serve_forever, args=(0.02,))
+        thread.start()
         yield dashboard
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
+        dashboard.shutdown()
         thread.join()
-        loop.close()

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
+from freezer.artifact import Measured
 from freezer.store import Store
 from pipeline.cluster import Done, Handle, Node
+from pipeline.failures import CODES
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, Item, Plan
-from pipeline.records import Event, Outcome
+from pipeline.records import CandidateReport, Event, Failure, Outcome
 from pipeline.reporting import LineDisplay, explain_plan
 from pipeline.scheduling import BuildRecords, Executor
 from pipeline.sources import Materials
-from pipeline.worker import BuildRequest, JudgeRequest
+from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from tests.support.one_node import NODE, NoRay, OneNode
+
+
+def failure_of(kind: str, code: str | None = None, **tried: Any) -> Failure:
+    return Failure(kind=kind, code=code or CODES.get(kind), message="so it was", **tried)
+
+
+def built(recipe: str, failure: Failure | None = None, **fields: Any) -> Done:
+    """The end of a build."""
+    return Done(handle=0, value=BuildResult(key="", recipe=recipe, failure=failure, **fields))
+
+
+def judged(verdict: str = "kept-eager", **fields: Any) -> Done:
+    """The end of a judge."""
+    return Done(handle=0, value=JudgeResult(verdict=verdict, reason="because", **fields))
+
+
+def reports_of(speedups: Mapping[str, float]) -> tuple[CandidateReport, ...]:
+    """Reports of candidates; intervals reach 2% beyond the speedups."""
+    figures = {
+        name: Measured(speedup=value, speedup_ci=(value * 0.98, value * 1.02))
+        for name, value in speedups.items()
+    }
+    return tuple(
+        CandidateReport(recipe=name, build_key="", figures=found) for name, found in figures.items()
+    )
 
 
 class Fake(NoRay):
@@ -28,17 +55,15 @@ class Fake(NoRay):
 
     def __init__(self, ends: Sequence[Done]) -> None:
         super().__init__()
-        self.ends, self.started, self.groups = list(ends), list[str](), list[str]()
+        self.ends, self.started = list(ends), list[str]()
         self.requests: list[BuildRequest | JudgeRequest] = []
-        self.judged: list[set[str]] = []
+        self.reserved: list[int | None] = []
 
-    def start(self, *args: Any, name: str, **_: object) -> Handle:
+    def start(self, *args: Any, name: str, memory_bytes: int | None = None, **_: object) -> Handle:
         request: BuildRequest | JudgeRequest = args[1]
-        self.groups.append(name)
         self.started += [name] if isinstance(request, JudgeRequest) else _builds_of(request)
         self.requests.append(request)
-        if isinstance(request, JudgeRequest):
-            self.judged.append(set(request.builds))
+        self.reserved.append(memory_bytes)
         return len(self.requests)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:

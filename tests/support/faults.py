@@ -124,12 +124,6 @@ def detach(pids: str, then: str) -> None:
         segfault()
 
 
-def kill_its_parent() -> None:
-    """Kill the supervisor."""
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(1000)
-
-
 def fill_its_temporary_folder(num_bytes: int, places: str) -> None:
     """Write to all folders for temporary files, list them in `places`, and exit without a
     result.

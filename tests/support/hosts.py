@@ -45,14 +45,12 @@ HASWELL = x86("haswell", INTEL)
 IVY_BRIDGE = x86("ivybridge", INTEL)
 SKYLAKE_SERVER = x86("skylake_avx512", INTEL)
 CASCADE_LAKE = x86("cascadelake", INTEL)
-COOPER_LAKE = x86("cascadelake", INTEL, also=("avx512_bf16",))
 SAPPHIRE_RAPIDS = x86("sapphirerapids", INTEL, also=("avx512_fp16", "avx_vnni"))
 ALDER_LAKE = x86("haswell", INTEL, also=("avx_vnni",))
 ZEN5 = x86("zen5", AMD)
 ZEN4_GUEST = x86("zen4", AMD, lacks=("pku", "flush_l1d", "clwb"))
 """What hypervisors hide of a Zen 4, and no compiler ever uses unasked."""
 
-CASCADE_LAKE_GUEST = x86("cascadelake", INTEL, lacks=("avx512_vnni",))
 CASCADE_LAKE_MASKED = x86("cascadelake", INTEL, lacks=AVX512)
 OF_TOMORROW = x86(
     "sapphirerapids", INTEL, also=("avx512_fp16", "avx_vnni", "amx_fp16", "avx10_2", "apx_f")

@@ -204,19 +204,3 @@ class Stateful(nn.Module):
             x = x * 2
         self.count.add_(1)  # type: ignore[operator]
         return x
-
-
-class ConvNet(nn.Module):
-    """Three convolutions with their batch norms, and two dropouts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        pairs = [
-            part
-            for _ in range(3)
-            for part in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())
-        ]
-        self.features = nn.Sequential(*pairs, nn.Dropout(), nn.Dropout(0.2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.features(x)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from freezer.freezing.sources import Source
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
-from pipeline.cluster import Cluster, Node
+from pipeline.cluster import Cluster, Done, Handle, Node
 from pipeline.planning import Demand, Item
 from pipeline.planning.keys import make_key
 from pipeline.records import Outcome
@@ -79,6 +80,34 @@ class NoRay(Cluster):
 
     def __init__(self) -> None:
         self.joined, self.home = False, "elsewhere"
+
+
+class InProcess(NoRay):
+    """A cluster in this process: `start` runs the task, unless nodes are lost."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        super().__init__()
+        self.nodes_used: list[Node | None] = []
+        self._ended: list[Done] = []
+        self._lost = lost
+
+    def start(
+        self, function: Callable[..., Any], *args: Any, node: Node | None = None, **_: Any
+    ) -> Handle:
+        handle = len(self.nodes_used)
+        self.nodes_used.append(node)
+        done = Done(handle=handle, failure="NodeDiedError: gone", lost=True)
+        if not self._lost:
+            done = Done(handle=handle, value=function(*args))
+        self._ended.append(done)
+        return handle
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, handles: Sequence[Handle], **_: Any) -> None:
+        """No task is ever running."""
 
 
 class OneNode(Fleet):

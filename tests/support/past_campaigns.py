@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from freezer.artifact import Measured, MeasuredDrift, MeasuredLatency
+from freezer.artifact import MeasuredDrift, MeasuredLatency
 from freezer.freezing.recipes import EAGER
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Draft, Ledger, members_of
-from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome, OutputDrift
+from pipeline.records import ClassFacts, Failure, Outcome, OutputDrift
+from tests.support import outcomes
+from tests.support.outcomes import candidate, outcome
 
 CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3", PORTABLE)
 
@@ -25,77 +28,49 @@ def published(
     eager_ms: float = 20.0,
 ) -> Outcome:
     """An outcome with two candidates and figures for all that a report shows."""
-    figures = Measured(
-        speedup=speedup,
-        speedup_ci=(speedup * 0.98, speedup * 1.02),
-        drift=MeasuredDrift(
-            error_ratio=error_ratio,
-            max_abs_err=1e-6,
-            sqnr_db=120.0,
-            margin=3.0 / error_ratio,
-        ),
-        latency_ms=MeasuredLatency(
-            eager_p50=eager_ms,
-            p50=20.0 / speedup,
-            p90=21.0 / speedup,
-            p99=22.0 / speedup,
-        ),
+    drift = MeasuredDrift(
+        error_ratio=error_ratio, max_abs_err=1e-6, sqnr_db=120.0, margin=3.0 / error_ratio
     )
-    winner = CandidateReport(
-        recipe="inductor-frozen",
-        build_key=f"build-{model}",
-        capture="export",
-        lowering="inductor",
-        build_s=31.0,
-        size_bytes=45_000_000,
-        num_payloads=1,
-        figures=figures,
-        outputs=(
-            OutputDrift(
-                output="logits",
-                kind="random",
-                set_index=0,
-                error_ratio=error_ratio,
-                max_abs_err=1e-6,
-                sqnr_db=120.0,
-            ),
-        ),
+    latency = MeasuredLatency(
+        eager_p50=eager_ms, p50=20.0 / speedup, p90=21.0 / speedup, p99=22.0 / speedup
     )
-    slower = replace(
-        winner,
-        recipe="torchscript-frozen",
-        figures=replace(figures, speedup=1.1, speedup_ci=(1.08, 1.12)),
+    figures: dict[str, Any] = {"drift": drift, "latency_ms": latency}
+    own = {**figures, "speedup": speedup, "speedup_ci": (speedup * 0.98, speedup * 1.02)}
+    output = OutputDrift(
+        output="logits",
+        kind="random",
+        set_index=0,
+        error_ratio=error_ratio,
+        max_abs_err=1e-6,
+        sqnr_db=120.0,
     )
-    return Outcome(
-        model=model,
+    recipe = "inductor-frozen"
+    return outcome(
+        model,
         device_class=device_class,
-        verdict="published",
-        reason=f"{winner.recipe} is {speedup:.2f} times as fast as eager",
-        num_threads=2,
-        source=f"python:models:{model}",
-        source_key="s",
+        reason=f"{recipe} is {speedup:.2f} times as fast as eager",
         judge_key=f"{key}-{model}-{device_class}",
-        recipe=winner.recipe,
-        figures=figures,
-        candidates=(winner, slower),
+        recipe=recipe,
+        candidates=(
+            candidate(recipe, outputs=(output,), **own),
+            candidate("torchscript-frozen", speedup=1.1, speedup_ci=(1.08, 1.12), **figures),
+        ),
         artifact=f"sha256:{key}{model}{device_class}",
         version=int(key),
-        build_s=62.0,
-        judge_s=20.0,
         host={"cpu": "Test CPU", "torch": "2.13.0+cpu", "coldpress": "0.1.0"},
         deciles_ms={
-            EAGER: tuple(19 + place / 5 for place in range(11)),
-            winner.recipe: tuple(10 + place / 5 for place in range(11)),
+            name: tuple(first + place / 5 for place in range(11))
+            for name, first in ((EAGER, 19), (recipe, 10))
         },
+        **own,
     )
 
 
 def failed(model: str, device_class: str = CLASSES[0], *, key: str = "1") -> Outcome:
     """An outcome of a model that cannot be captured."""
-    return Outcome(
-        model=model,
+    return outcomes.failed(
+        model,
         device_class=device_class,
-        verdict="failed",
         reason="the model branches on the values of a tensor; <b>use torch.cond</b>",
         failure=Failure(
             kind="capture",
@@ -103,9 +78,6 @@ def failed(model: str, device_class: str = CLASSES[0], *, key: str = "1") -> Out
             message="the model branches",
             log_tail="line 12: if x.sum() > 0:",
         ),
-        num_threads=2,
-        source=f"python:models:{model}",
-        source_key="s",
         judge_key=f"{key}-{model}-{device_class}",
     )
 
@@ -119,7 +91,7 @@ def kept_eager(model: str, device_class: str = CLASSES[0], *, key: str = "1") ->
 def write_campaign(
     store: Store,
     name: str,
-    outcomes: Sequence[Outcome],
+    reached: Sequence[Outcome],
     *,
     started: float = 1_790_000_000.0,
     interrupted: bool = False,
@@ -135,15 +107,15 @@ def write_campaign(
                     device_class=one.device_class,
                     data={"outcome": one.to_json()},
                 )
-                for one in outcomes
+                for one in reached
             ]
         )
         record = CampaignRecord(
             catalog="catalog.yaml",
             started=started,
             finished=started + 600,
-            exit_code=int(any(one.failed for one in outcomes)),
-            members=members_of(outcomes),
+            exit_code=int(any(one.failed for one in reached)),
+            members=members_of(reached),
             facts={CLASSES[0]: ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})},
         )
         record = replace(record, interrupted=interrupted)

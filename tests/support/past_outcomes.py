@@ -4,60 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freezer.artifact import FreezingReport, Measured, MeasuredDrift, MeasuredLatency
+from freezer.artifact import FreezingReport, Measured, MeasuredDrift
 from freezer.codec import encode
-from pipeline.records import CandidateReport, Event, Failure, Outcome
+from pipeline.records import Event, Failure
 from pipeline.reporting import ItemWork
+from tests.support.outcomes import candidate, failed, outcome
 
 DOWN = "http://127.0.0.1:9"
 
 
-BAD = Outcome(
-    model="bad",
-    device_class="auto",
-    verdict="failed",
-    failure=Failure(kind="source"),
-    reason="field 'source': no such module",
-    num_threads=0,
-    source="",
-    source_key="",
-    judge_key="",
+BAD = failed(
+    "bad", device_class="auto", reason="field 'source': no such module", judge_key="", source=""
 )
 
-
-PUBLISHED = Outcome(
-    model="resnet50",
+PUBLISHED = outcome(
+    "resnet50",
     device_class="cpu-x86-64-v4",
-    verdict="published",
     reason="inductor-frozen is 1.84 times as fast as eager",
-    num_threads=2,
-    source="python:m:f",
-    source_key="s",
     judge_key="j",
     recipe="inductor-frozen",
-    figures=Measured(
-        speedup=1.84,
-        speedup_ci=(1.79, 1.9),
-        drift=MeasuredDrift(error_ratio=1.25, max_abs_err=1e-6, sqnr_db=None, margin=None),
-        latency_ms=MeasuredLatency(eager_p50=20.0, p50=10.9, p90=11.0, p99=None),
-    ),
-    artifact="sha256:1",
-    version=3,
+    speedup=1.84,
+    speedup_ci=(1.79, 1.9),
+    drift=MeasuredDrift(error_ratio=1.25, max_abs_err=1e-6, sqnr_db=None, margin=None),
     candidates=(
-        CandidateReport(
-            recipe="inductor-frozen",
-            build_key="b",
-            figures=Measured(speedup_ci=(1.0, 2.0)),
+        candidate(
+            "inductor-frozen",
             warnings=("w",),
             lowering="inductor",
-            tried=(
-                {
-                    "payload": "all",
-                    "capture": "export",
-                    "lowering": "inductor",
-                    "outcome": "captured and lowered",
-                },
-            ),
+            tried=({"payload": "all", "capture": "export", "lowering": "inductor"},),
             strides_equal=True,
             reports={
                 "payloads/all.pt2": encode(FreezingReport(ops_before={"aten.relu.default": 2}))

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import aiohttp
 import requests
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import Artifact
 from freezer.store import Store
+from tests.support import steps
 from tests.support.raylets import DIES_WITH_US, LOOPBACK, ROOT, free_port, wait_until
-from tests.support.steps import copy_of, random_inputs, rewritten
+from tests.support.steps import random_inputs, rewritten
 
 X = random_inputs(2, 4)
 """Inputs of `mlp`."""
@@ -135,11 +135,6 @@ def publish(store: Store, artifact: Artifact) -> None:
 
 
 def with_golden(artifact: Artifact, folder: Path, *, error: float) -> Artifact:
-    """A copy with other golden outputs: the same values in another file, or wrong ones."""
-    made = copy_of(artifact, folder, verdict="kept-eager")
-    path = folder / GOLDEN_OUTPUTS
-    outputs = {name: tensor + error for name, tensor in load_file(path).items()}
-    save_file(outputs, path, {"error": str(error)})
-    golden = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
-    files = [golden if file.path == GOLDEN_OUTPUTS else file for file in made.manifest.files]
-    return rewritten(made, files=tuple(files))
+    """A copy with other golden outputs: the same values but for rounding, or wrong ones."""
+    changed = steps.with_golden(artifact, folder, lambda values: values * (1 + 1e-6) + error)
+    return rewritten(changed, verdict="kept-eager")

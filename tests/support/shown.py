@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-NOT_COMPARED = ("model_id", "model_uuid", "run_id", "utc_time_created")
-"""Fields of an MLmodel file: ids and times."""
+from freezer.files import digest_file
 
 
 def empty_database(template: Path, folder: Path) -> str:
@@ -88,12 +85,12 @@ def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
     """Download the files of all runs and versions to a folder; return their digests, without ids
     and times.
     """
-    client, found = MlflowClient(uri, uri), shown(uri)
+    client, logs = MlflowClient(uri, uri), shown(uri)
     places = {
         f"{name}/{number}": client.get_model_version_download_uri(name, number)
-        for name, number in found["versions"]
+        for name, number in logs["versions"]
     }
-    for run in found["runs"].values():
+    for run in logs["runs"].values():
         tags = run["data"]["tags"]
         names = (
             run["info"]["run_name"],
@@ -107,23 +104,13 @@ def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
         get_artifact_repository(location, tracking_uri=uri).download_artifacts(
             "", str(folder / place)
         )
-    return {
-        place: {
-            str(path.relative_to(folder / place)): _digest(path)
-            for path in (folder / place).rglob("*")
-            if path.is_file()
-        }
-        for place in places
-    }
+    found = {}
+    for place in places:
+        files = [path for path in (folder / place).rglob("*") if path.is_file()]
+        found[place] = {str(path.relative_to(folder / place)): _digest(path) for path in files}
+    return found
 
 
 def _digest(path: Path) -> str:
-    content = path.read_bytes()
-    if path.name == "MLmodel":
-        fields = yaml.safe_load(content)
-        content = repr(
-            sorted((name, value) for name, value in fields.items() if name not in NOT_COMPARED)
-        ).encode()
-    if path.name == "report.html":
-        content = content.partition(b"\n")[0]  # it has the times of outcomes
-    return hashlib.sha256(content).hexdigest()
+    with_ids = path.name in ("MLmodel", "report.html")
+    return "" if with_ids else digest_file(path)

@@ -32,9 +32,9 @@ from freezer.artifact import (
 from freezer.files import digest_file
 from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.capture import Attempt, Captured
-from freezer.freezing.freeze import FreezeOptions
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.judging import Judgement, Session, judge, open_session
-from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
+from freezer.freezing.models import Dims, Subject, SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import Target, class_here, target_here
 from freezer.hardware import auto_classes, detect
@@ -67,6 +67,27 @@ QUICK_OPTIONS = FreezeOptions(
     device_class=HERE, limits=ANY_SPEED, policy=QUICK, num_threads=torch.get_num_threads()
 )
 """One thread count; further ones take another build."""
+
+
+def quickly(
+    model: nn.Module,
+    inputs: Any,
+    out: Path,
+    recipe: str = "torchscript-frozen",
+    *,
+    dims: Dims | None = None,
+    samples: Sequence[Any] = (),
+    **options: Any,
+) -> FreezeResult:
+    """Freeze by one recipe with QUICK_OPTIONS and some others."""
+    changed = replace(QUICK_OPTIONS, recipes=[recipe], **options)
+    return freeze(model.eval(), inputs, out=out, dims=dims, samples=samples, options=changed)
+
+
+def artifact_of(result: FreezeResult) -> Artifact:
+    """The artifact that a freeze has made."""
+    assert result.artifact is not None, (result.reason, result.failures)
+    return result.artifact
 
 
 def subject_of(

@@ -2,8 +2,7 @@
 [OPTION=VALUE ...]`.
 
 Every probe, build and judge leaves a file in STORE-intervals. The report is STORE.json. OPTION is
-`wait_s` or `device_classes` of pipeline.campaign.Config, or `gone_s`, which replaces
-`pipeline.scheduling.fleet.GONE_S`."""
+`wait_s` or `device_classes` of pipeline.config.Config."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from typing import Any
 from rich.console import Console
 
 import pipeline.scheduling.executor
-import pipeline.scheduling.fleet
 import pipeline.scheduling.node_check
 import pipeline.worker.build_task
 import pipeline.worker.judge_task
@@ -87,7 +85,6 @@ def intervals(*stores: Path) -> list[Interval]:
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: str) -> int:
     """Run the campaign and return its exit code."""
     given = dict(option.split("=", 1) for option in options)
-    pipeline.scheduling.fleet.GONE_S = float(given.get("gone_s", pipeline.scheduling.fleet.GONE_S))
     pipeline.scheduling.executor.build = watcher("build", pipeline.worker.build_task.build, store)  # type: ignore[attr-defined]
     pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.judge_task.judge, store)  # type: ignore[attr-defined]
     pipeline.scheduling.node_check.inspect = watcher(

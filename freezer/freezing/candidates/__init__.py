@@ -4,15 +4,6 @@ May import: freezer.freezing.explaining and below.
 Read first: builder.py.
 """
 
-from freezer.freezing.candidates.build_folders import (
-    OPTIONS,
-    builds_of,
-    check_out,
-    clear_out,
-    drop_builds,
-    keep_builds,
-    kept_builds,
-)
 from freezer.freezing.candidates.builder import (
     Builds,
     build,
@@ -22,8 +13,15 @@ from freezer.freezing.candidates.builder import (
 )
 from freezer.freezing.candidates.candidate import (
     EVIDENCE,
+    OPTIONS,
     Candidate,
     architecture_digest,
+    builds_of,
+    check_out,
+    clear_out,
+    drop_builds,
+    keep_builds,
+    kept_builds,
 )
 
 __all__ = [

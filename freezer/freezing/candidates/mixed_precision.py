@@ -8,45 +8,52 @@ builds for OpenVINO, the fastest. Other engines leave out the same nodes.
 
 from __future__ import annotations
 
+import logging
+import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Graph
 
 from freezer.artifact import PayloadKind
-from freezer.errors import BuildError
+from freezer.errors import BuildError, first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
-from freezer.freezing.explaining import GraphReference, NodeValues, run_openvino
+from freezer.freezing.explaining import GraphReference, run_openvino
 from freezer.freezing.lowering import LOWERINGS, int8_model
 from freezer.freezing.recipes import RECIPES, Recipe, Settings
 from freezer.freezing.target import Target
-from freezer.runtime.accuracy import keeps_budget
 from freezer.runtime.held_out import HeldOut, judge_answers
 from freezer.runtime.loaders import LOADERS
+from freezer.runtime.tensors import tensors_bytes
+
+logger = logging.getLogger("coldpress")
 
 KEPT_NODES = "kept_nodes"
 """Setting of a recipe: nodes of the exported program that stay in floating point."""
 
-FOUND: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
-"""What a search found, by model: recipes and shapes share it."""
+FOUND: WeakKeyDictionary[HeldOut, Sequence[str]] = WeakKeyDictionary()
+"""What a search found, by its samples: recipes and shapes share it."""
 
 _SETTINGS = RECIPES["openvino-int8"].settings
 
-_PRODUCTS = ("conv", "linear", "mm", "matmul", "einsum", "attention", "lstm", "gru")
-"""Parts of the names of nodes that are convolutions or matrix products."""
+_PRODUCT = re.compile("conv|linear|mm|matmul|einsum|attention|lstm|gru")
+"""Part of the names of nodes that are convolutions or matrix products."""
 
-_NUM_RANKED = 2
-"""Calibration samples on which nodes are ranked."""
+_NUM_CANDIDATES = 6
+"""Recipes of a lower precision for CPUs: the most that share the confidence of a budget."""
+
+_KEPT_BYTES = 256 * 1024 * 1024
+"""Size of eager's answers after which no further sample is searched with."""
 
 
 def keeping(recipe: Recipe, nodes: Sequence[str]) -> Recipe:
@@ -71,26 +78,40 @@ class NodeSearch:
     target: Target
 
     @cached_property
-    def _eager(self) -> list[Sequence[Tensor]]:
+    def _eager(self) -> list[Any]:
         module = self.captured.program.module(check_guards=False)
-        with torch.no_grad():
-            return [module(*inputs) for inputs in self.samples]
+        answers = list[Any]()
+        for inputs in self.samples:
+            with torch.no_grad():
+                answers.append(module(*inputs))
+            if len(answers) * tensors_bytes(answers[0]) > _KEPT_BYTES:
+                break
+        return answers
 
     def keeps(self, path: Path, kind: PayloadKind, settings: Settings) -> bool:
-        """Whether a payload keeps the budget on the search samples."""
+        """Whether a payload would keep the budget if the judged samples were like the search
+        samples.
+        """
         run = LOADERS[kind](path, settings)
-        answers = (run(*inputs) for inputs in self.samples)
-        judged = judge_answers(self.held_out, None, self._eager, answers, 1)
-        return keeps_budget(judged.measured, self.held_out.accuracy.budget)
+        return self._keeps([run(*inputs) for inputs in self.samples[: len(self._eager)]])
+
+    def _keeps(self, answers: list[Any]) -> bool:
+        times = len(self.held_out.judged) // len(answers) + 1
+        eager = self._eager * times
+        judged = judge_answers(self.held_out, None, eager, answers * times, _NUM_CANDIDATES)
+        return judged.problem is None
 
     def exact_nodes(self) -> Sequence[str]:
         """The fewest of the worst nodes without which OpenVINO keeps the budget; none if it breaks
-        it even with a single product in int8.
-
-        Raises:
-            BuildError: OpenVINO or NNCF is missing, or does not take the model.
+        it even with a single product in int8, or is not available.
         """
-        prefixes = list(accumulate(_worst_first(self.captured)))[:-1]
+        if not self._keeps(self._eager):
+            return ()  # there are too few samples for any answers
+        try:
+            prefixes = list(accumulate(_worst_first(self.captured)))[:-1]
+        except Exception as error:  # of engines, or of an operator that float64 lacks
+            logger.warning("nodes to keep in float are not searched: %s", first_line(error))
+            return ()
         index = bisect_left(prefixes, True, key=self._keeps_without)
         return prefixes[index] if index < len(prefixes) else ()
 
@@ -105,29 +126,21 @@ class NodeSearch:
 
 
 def _worst_first(captured: Captured) -> list[list[str]]:
-    """The products of a program, those first whose error alone adds most to the outputs; each with
-    the nodes between it and the products before, whose results the engine quantizes for it.
+    """The products of a program, those first whose error alone adds most to the outputs for a
+    calibration sample; each with the nodes between it and the products before, whose results the
+    engine quantizes for it.
     """
+    graph = captured.program.graph
     model, names = int8_model(captured)
-    effects: defaultdict[str, float] = defaultdict(float)
-    for inputs in captured.calibration[:_NUM_RANKED]:
-        reference = GraphReference(captured.program, inputs)
-        _, values = run_openvino(model, reference, names, _SETTINGS)
-        products = _products(captured.program.graph, values)
-        for name, effect in reference.effects(products).items():
-            effects[name] += effect
-    order = sorted(effects, key=effects.__getitem__, reverse=True)
-    return [_with_operands(captured.program.graph, name, effects) for name in order]
-
-
-def _products(graph: Graph, values: NodeValues) -> NodeValues:
-    """The values of convolutions and matrix products, or of what an engine fused with one."""
-    found = {}
+    reference = GraphReference(captured.program, captured.calibration[0])
+    _, values = run_openvino(model, reference, names, _SETTINGS)
+    products = {}
     for name, value in values.items():
-        parts = " ".join(_with_operands(graph, name, values))
-        if any(word in parts for word in _PRODUCTS):
-            found[name] = value
-    return found
+        if _PRODUCT.search(" ".join(_with_operands(graph, name, values))):
+            products[name] = value  # or of what an engine fused with one
+    effects = reference.effects(products)
+    order = sorted(effects, key=effects.__getitem__, reverse=True)
+    return [_with_operands(graph, name, effects) for name in order]
 
 
 def _with_operands(graph: Graph, name: str, known: Collection[str]) -> list[str]:

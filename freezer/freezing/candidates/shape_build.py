@@ -143,9 +143,9 @@ class ShapeBuild:
         )
         if search.keeps(self.folder / payload.path, payload.kind, self.recipe.settings):
             return ()
-        if subject.model not in FOUND:
-            FOUND[subject.model] = search.exact_nodes()
-        return FOUND[subject.model]
+        if held_out not in FOUND:
+            FOUND[held_out] = search.exact_nodes()
+        return FOUND[held_out]
 
     def _with_samples(self, captured: Captured) -> Captured:
         """The graph with samples for a lower precision, at the sizes of the shape."""

@@ -6,14 +6,16 @@ Read first: attempt.py.
 """
 
 from freezer.freezing.capture.attempt import (
+    REPAIRS,
     Attempt,
+    Repair,
+    repaired,
 )
 from freezer.freezing.capture.equivalence import copy_of
 from freezer.freezing.capture.export import export_at
 from freezer.freezing.capture.program import (
     Captured,
 )
-from freezer.freezing.capture.repair import REPAIRS, Repair, repaired
 
 __all__ = [
     "REPAIRS",

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from freezer.compare import structure_problem
-from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.errors import CaptureError
 from freezer.freezing.capture.program import sizes_text
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.tensors import leaves_of, same_bytes
+from freezer.runtime.tensors import comparable, in_double, leaves_of, same_bytes, values_of
 
 DIFFERS = "CP-CAPTURE-DIFFERS"
 """Code of a program whose answers differ from its model's."""

@@ -37,9 +37,8 @@ import torch
 from torch import Tensor
 
 from freezer.compare import tolerance
-from freezer.compare.tensor_values import comparable, in_double
 from freezer.runtime.draws import Draws
-from freezer.runtime.tensors import dtype_name
+from freezer.runtime.tensors import comparable, dtype_name, in_double
 
 NUM_RUNS = 16
 """Runs of each side: 6e8 ways to split them, many more than are tried."""

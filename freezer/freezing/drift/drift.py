@@ -32,9 +32,9 @@ from freezer.compare import (
     openvino_problem,
     structure_problem,
 )
-from freezer.compare.tensor_values import values_of
 from freezer.freezing.drift.drift_report import DriftRow
 from freezer.freezing.drift.runs import Call
+from freezer.runtime.tensors import values_of
 
 STRIDES = "strides "
 """Start of the problem of a row whose strides differ."""

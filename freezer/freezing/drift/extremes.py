@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from freezer.compare import eager_tolerance
-from freezer.compare.tensor_values import comparable, in_double
 from freezer.freezing.drift.runs import (
     Call,
     Rerun,
@@ -30,7 +29,7 @@ from freezer.freezing.drift.runs import (
 from freezer.freezing.drift.ties import at_ties, misplaced
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet, is_mask, on_device
-from freezer.runtime.tensors import dtype_name
+from freezer.runtime.tensors import comparable, dtype_name, in_double
 from freezer.spec import FLOATING, INTEGRAL, InputSpec, TensorSpec
 
 NUM_RERUNS = 3

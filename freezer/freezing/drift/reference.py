@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from freezer.compare import Magnitudes, distances
-from freezer.compare.tensor_values import comparable, in_double, same_tensors, values_of
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
 from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets
@@ -25,6 +24,7 @@ from freezer.freezing.drift.runs import (
 )
 from freezer.freezing.drift.ties import FEW
 from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
+from freezer.runtime.tensors import comparable, in_double, same_tensors, values_of
 
 _Outputs = list[list[Tensor]]
 """Output tensors of every call."""

@@ -16,13 +16,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.codec import encode
-from freezer.compare.tensor_values import HALVES, comparable, in_double
 from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source
 from freezer.runtime.draws import Draws
-from freezer.runtime.tensors import flatten
+from freezer.runtime.tensors import HALVES, comparable, flatten, in_double
 
 SEQUENCE = (0, 1, 0, 2)
 """Input sets of the calls on one instance; state that freezing baked in shows only there."""

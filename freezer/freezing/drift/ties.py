@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from freezer.compare.tensor_values import comparable, in_double, same_tensors
 from freezer.freezing.drift.runs import Call, Rerun
+from freezer.runtime.tensors import comparable, in_double, same_tensors
 
 _NUM_RUNS = 32
 """Runs with changed operands, at most.

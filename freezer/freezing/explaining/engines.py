@@ -99,10 +99,10 @@ def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[
     named: dict[str, Tensor] = {}
     for index, port in enumerate(compiled.outputs):
         tensors.append(torch.from_numpy(request.get_output_tensor(index).data.copy()))
-        for name in known_names(port, names or {}):
+        for name in known_names(port, names):
             named[name] = tensors[-1]
-    ordered = {name: named[name] for name in names or () if name in named}
-    return tensors[: len(model.outputs)], _by_source(source, names or {}, ordered)
+    ordered = {name: named[name] for name in names if name in named}
+    return tensors[: len(model.outputs)], _by_source(source, names, ordered)
 
 
 def _by_source(

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from freezer.artifact import MOST, NO_ERROR, WRONG, Explanation, NodeScore, StageScore
-from freezer.compare.tensor_values import in_double
 from freezer.errors import first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Attempt, Repair, export_at
@@ -33,6 +32,7 @@ from freezer.freezing.explaining.values import ROUNDING, GraphReference, error_o
 from freezer.freezing.models import Subject, call_source, is_large
 from freezer.freezing.recipes import EXPORTS, RECIPES, made_for
 from freezer.freezing.target import Target
+from freezer.runtime.tensors import in_double
 
 logger = logging.getLogger("coldpress")
 

@@ -14,11 +14,11 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
 from freezer.compare import OutputError, Sums, distances, judge_rmse
-from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
 from freezer.freezing.lowering import forget_origins, origin_of
+from freezer.runtime.tensors import comparable, in_double, values_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""
@@ -151,14 +151,16 @@ class GraphReference:
         for name, value in values.items():
             moved = self.exact[name] + in_double(value) - after[name]
             outputs, _ = run_graph(self.graph, self.inputs, {name: moved})
-            answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
-            found[name] = max(error_of(r, e, c).relative for r, e, c in answers)
+            found[name] = max(error.relative for error in self._errors(outputs))
         return found
 
     def fails(self, outputs: Sequence[Tensor]) -> bool:
         """Whether outputs are further from the reference than eager's by more than rounding."""
+        return any(error.excess > 1 for error in self._errors(outputs))
+
+    def _errors(self, outputs: Sequence[Tensor]) -> list[Error]:
         answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
-        return any(error_of(r, e, c, limit=ROUNDING).excess > 1 for r, e, c in answers)
+        return [error_of(r, e, c) for r, e, c in answers]
 
 
 def score(node: Node, local: Error, accumulated: Error) -> NodeScore:

@@ -3,7 +3,6 @@
 Read first: steps.py.
 """
 
-from freezer.freezing.judging.budgets import metric_of
 from freezer.freezing.judging.cold_start import with_cold_start
 from freezer.freezing.judging.judgement import CAPTURED, Cell, Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
@@ -15,7 +14,11 @@ from freezer.freezing.judging.session import (
     open_session,
 )
 from freezer.freezing.judging.steps import judge
-from freezer.freezing.judging.timed_cells import time_further_threads, time_sizes
+from freezer.freezing.judging.timed_cells import (
+    confirm_inherited,
+    time_further_threads,
+    time_sizes,
+)
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
 
@@ -27,11 +30,11 @@ __all__ = [
     "Session",
     "TaskMetric",
     "Trial",
+    "confirm_inherited",
     "for_portable",
     "judge",
     "judging_conditions",
     "kept_payloads",
-    "metric_of",
     "open_session",
     "over_footprint",
     "point_figures",

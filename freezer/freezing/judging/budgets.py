@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from freezer.artifact import AccuracyRecord, Payload
-from freezer.compare.tensor_values import comparable, in_double
 from freezer.freezing.drift import Extreme, misplaced, rms_of
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import find_function
@@ -20,8 +19,8 @@ from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
 from freezer.runtime.input_sets import InputSet, resize
-from freezer.runtime.tensors import leaves_of, tensors_bytes
-from freezer.spec import METRIC, Accuracy
+from freezer.runtime.tensors import comparable, in_double, leaves_of, tensors_bytes
+from freezer.spec import METRIC
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Most that eager's answers may take to be kept in memory."""
@@ -58,7 +57,7 @@ class Budget:
         Raises:
             JudgeError: eager does not run, or an answer has no decisions or no quality.
         """
-        sets = [_fitting(inputs, payload, self.subject) for inputs in self.held_out.judged]
+        sets = [_fitting(inputs, payload, self.subject) for inputs, _ in self.held_out.judged]
         call = called_on(model, model.device)
         answers = (call(**inputs.cloned()) for inputs in sets)
         judged = judge_answers(
@@ -97,22 +96,19 @@ class Budget:
             self._kept[key] = kept
 
 
-def budget_of(subject: Subject, metric: Metric | None) -> Budget | None:
-    """The budget of a subject; None without consent to lower precision."""
-    if subject.held_out is None:
-        return None
-    return Budget(subject=subject, held_out=subject.held_out, metric=metric)
-
-
-def metric_of(accuracy: Accuracy | None, search_path: Sequence[str]) -> Metric | None:
-    """The function that a budget names; None without one.
+def budget_of(subject: Subject, search_path: Sequence[str]) -> Budget | None:
+    """The budget of a subject, with its metric from a module in these folders; None without consent
+    to lower precision.
 
     Raises:
-        SourceError: it cannot be imported.
+        SourceError: the metric cannot be imported.
     """
-    if accuracy is None or accuracy.metric is None:
+    held_out = subject.held_out
+    if held_out is None:
         return None
-    return find_function(accuracy.metric, search_path)
+    name = held_out.accuracy.metric
+    metric = find_function(name, search_path) if name else None
+    return Budget(subject=subject, held_out=held_out, metric=metric)
 
 
 def lower_problem(

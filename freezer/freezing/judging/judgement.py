@@ -186,7 +186,7 @@ class Judgement:
         task_metric: quality of the eager model.
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
         incumbent: the artifact that serves now; None without one.
-        inherited: speed of an earlier version that counts for the winner (unmeasured.py).
+        inherited: speed of an earlier version that counts for the winner (verdicts.py).
         old: trial of the incumbent with its payloads for the deciding thread count; None if it
             cannot be compared, and `previous.problem` says why.
         previous: the incumbent, compared with what would replace it; None without one.

@@ -14,7 +14,6 @@ from freezer.freezing.models import Subject, to_device
 from freezer.freezing.target import Target, target_here
 from freezer.hardware import PORTABLE, this_host
 from freezer.runtime.devices import current
-from freezer.runtime.held_out import Metric
 from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Limits, Objective, SamplingPolicy
 from freezer.timing import policy_for
@@ -85,14 +84,14 @@ def open_session(
     policy: SamplingPolicy,
     objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
-    accuracy_metric: Metric | None = None,
+    search_path: Sequence[str] = (),
 ) -> Session:
     """Move a model to the device of a target, and run its reference there.
 
     Args:
         subject, target, limits, policy, objective, task_metric: see `Session`. What is judged by
             drift alone has the objective `p50`.
-        accuracy_metric: the function that the budget of the subject names.
+        search_path: folders with the module of the metric of a budget.
 
     Raises:
         JudgeError: the eager model does not run.
@@ -115,7 +114,7 @@ def open_session(
         reference=reference,
         gate=Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64),
         timed=timed,
-        budget=None if on_drift_alone else budget_of(subject, accuracy_metric),
+        budget=None if on_drift_alone else budget_of(subject, search_path),
     )
 
 

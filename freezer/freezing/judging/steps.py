@@ -8,27 +8,30 @@ docs/reference/contract.md has the rules.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from freezer.artifact import slower_than_eager
 from freezer.compare import finite
-from freezer.errors import JudgeError
-from freezer.freezing.candidates import Candidate
+from freezer.errors import FreezeError, JudgeError, first_line
+from freezer.freezing.candidates import EVIDENCE, Candidate, build, repaired_recipe
+from freezer.freezing.capture import Repair
+from freezer.freezing.explaining import explain_drift
 from freezer.freezing.in_hand import take
 from freezer.freezing.judging.cold_start import measure_memory, measure_winner
-from freezer.freezing.judging.explanations import explain_rejected
 from freezer.freezing.judging.finalists import time_again
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import point_figures
 from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
 from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
-from freezer.freezing.judging.trials import apply_gate, sharing_budget
-from freezer.freezing.judging.unmeasured import serve_unmeasured
-from freezer.freezing.judging.verdicts import decide, refuse_contradicted
+from freezer.freezing.judging.trials import apply_gate, run_trial, sharing_budget
+from freezer.freezing.judging.verdicts import decide, refuse_contradicted, serve_unmeasured
+from freezer.freezing.recipes import RECIPES
 from freezer.runtime.devices import called_on
 
 logger = logging.getLogger("coldpress")
@@ -63,11 +66,59 @@ def time_other_sizes(session: Session, judgement: Judgement) -> Judgement:
     return judgement.with_cells(cells).with_winner(timed, text=text)
 
 
+def explain_rejected(session: Session, judgement: Judgement) -> Judgement:
+    """Add to each candidate that drift rejects where it enters; a repaired build that passes the
+    gate takes its place.
+    """
+    trials = [_explained(session, trial) for trial in judgement.trials]
+    return replace(judgement, trials=tuple(trials))
+
+
+def _explained(session: Session, trial: Trial) -> Trial:
+    if trial.drift is None or trial.drift.passed:
+        return trial
+    explanation = explain_drift(
+        session.subject,
+        trial.recipe,
+        session.target,
+        session.reference,
+        trial.drift,
+        session.gate,
+    )
+    if explanation is None:
+        return trial
+    problem = f"{trial.problem}; {explanation.sentence}"
+    trial = replace(trial, problem=problem, explanation=explanation)
+    guilty, repair = explanation.guilty, explanation.repair
+    if session.work is None or not explanation.fails or guilty is None or repair is None:
+        return trial
+    again = _repaired(session, trial, {guilty.node: repair}, session.work)
+    if again.problem is not None:
+        return replace(trial, problem=f"{problem}; with this repair: {again.problem}")
+    warning = f"repaired {guilty.node} ({repair}): {problem}"
+    warnings = (*again.candidate.warnings, warning)
+    candidate = replace(again.candidate, warnings=warnings)
+    (candidate.folder / EVIDENCE / "explained.txt").write_text(explanation.text())
+    return replace(again, candidate=candidate, explanation=explanation)
+
+
+def _repaired(session: Session, trial: Trial, repairs: Mapping[str, Repair], work: Path) -> Trial:
+    """The trial of another build with repaired nodes."""
+    recipe = repaired_recipe(RECIPES[trial.recipe], repairs)
+    folder = Path(tempfile.mkdtemp(prefix=f"{trial.recipe}-repaired-", dir=work))
+    logger.info("building %s again, repaired: %s", trial.recipe, ", ".join(repairs))
+    try:
+        candidate = build(session.subject, recipe, session.target, folder)
+    except FreezeError as error:
+        return replace(trial, problem=first_line(error))
+    return run_trial(session, candidate)
+
+
 Step = Callable[[Session, Judgement], Judgement]
 
 STEPS: tuple[Step, ...] = (
     apply_gate,  # run every candidate, and compare its outputs with the reference (trials.py)
-    explain_rejected,  # and judge a repaired build in place of each (explanations.py)
+    explain_rejected,  # and judge a repaired build in place of each
     measure_memory,  # of the passing ones in fresh processes, if memory is limited (cold_start.py)
     enter_incumbent,  # let the artifact that serves now compete (incumbent.py)
     time_entrants,  # with eager, side by side, and drop payloads that gain nothing (timed_cells.py)
@@ -77,7 +128,7 @@ STEPS: tuple[Step, ...] = (
     compare_with_incumbent,  # what is worse does not replace it (incumbent.py)
     time_other_sizes,
     refuse_contradicted,  # by disturbed rounds (verdicts.py)
-    serve_unmeasured,  # what passed the drift gate, if the timing was disturbed (unmeasured.py)
+    serve_unmeasured,  # what passed the drift gate, if the timing was disturbed (verdicts.py)
     measure_winner,  # in a fresh process (cold_start.py)
 )
 

@@ -20,7 +20,7 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.in_hand import take
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, percentiles_of
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
-from freezer.freezing.judging.session import Session
+from freezer.freezing.judging.session import Session, judging_conditions
 from freezer.freezing.judging.verdicts import could_win
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
@@ -34,6 +34,12 @@ _Call = Callable[[], object]
 
 _LEAST_S = 0.5
 """Least time of each further cell."""
+
+BRIEF_S = 2.0
+"""Time limit of a short timing."""
+
+CONFIRMED = 0.9
+"""Share of the lower bound of an inherited speedup that a short timing must reach."""
 
 
 def time_entrants(session: Session, judgement: Judgement) -> Judgement:
@@ -158,6 +164,32 @@ def time_further_threads(
     places = list(itertools.product(thread_counts, session.subject.points))
     policy = _share_of(session.policy, len(places))
     return tuple(time_cell(session.subject, [winner], count, at, policy) for count, at in places)
+
+
+def confirm_inherited(session: Session, judgement: Judgement) -> tuple[Judgement, str]:
+    """Time the winner shortly at the deciding point, where it inherits a speed.
+
+    Returns:
+        The judgement with what was measured, unless others disturbed it; and why the inherited
+        speed does not hold, or an empty text.
+    """
+    winner, point = judgement.winner, session.subject.points[0]
+    assert winner is not None, "it inherits a speed"
+    assert winner.speedup is not None, "it inherits a speed"
+    policy = replace(session.policy, time_limit_s=BRIEF_S, warmup_s=_LEAST_S)
+    entrant = deciding_alone(session, winner.candidate)
+    with judging_conditions(session.target):
+        cell = time_cell(session.subject, [entrant], session.num_threads, point, policy)
+    faster = cell.faster(winner.recipe, EAGER, 1, policy, timing_of(session.objective))
+    if faster is None or faster.clock == "disturbed" or not cell.sampling.stable:
+        return judgement, ""
+    if faster.high < CONFIRMED * winner.speedup.low:
+        return (
+            judgement,
+            f"{winner.recipe} is {faster} times as fast as eager, not {winner.speedup}",
+        )
+    note = f"; a short timing confirms it ({faster})"
+    return replace(judgement, reason=judgement.reason + note), ""
 
 
 def shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:

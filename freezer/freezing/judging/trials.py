@@ -19,7 +19,6 @@ from freezer.artifact import (
     payloads_for_threads,
     without_specialized,
 )
-from freezer.compare.tensor_values import comparable
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import sentence
@@ -45,7 +44,7 @@ from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.models import Subject, baked_in
 from freezer.freezing.target import check_unlimited
-from freezer.runtime.tensors import leaves_of
+from freezer.runtime.tensors import comparable, leaves_of
 from freezer.runtime.torch_settings import threads
 from freezer.spec import FLOAT32
 

@@ -16,11 +16,16 @@ from typing import Any, Literal
 import torch
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
-from freezer.errors import BuildError, MissingDependencyError, UsageError, first_line
+from freezer.errors import (
+    BuildError,
+    MissingDependencyError,
+    UsageError,
+    first_line,
+    install_command,
+)
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
-from freezer.packages import install_command
 
 
 @contextlib.contextmanager
@@ -118,13 +123,12 @@ def with_precisions(
             " floating point without saying so; leave the recipe out for this model",
             code="CP-PRECISION",
         )
-    reason = "is not what the engine runs"
-    if exact:
-        reason = f"would break the budget, or {reason}"
+    reason = f"{wanted} would break the budget, or is not" if exact else f"{wanted} is not"
     kept = []
     for name, precision in found:
-        if precision not in settings["computes"].split("+"):
-            kept.append(KeptTensor(name=name, reason=f"runs in {precision}: {wanted} {reason}"))
+        if precision != wanted:
+            why = f"runs in {precision}: {reason} what the engine runs"
+            kept.append(KeptTensor(name=name, reason=why))
     return replace(report, precisions=dict(counts), kept_exact=tuple(kept))
 
 

@@ -7,18 +7,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from freezer.errors import BuildError, MissingDependencyError
+from freezer.errors import BuildError, MissingDependencyError, install_command
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.environment import installed_versions
-from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
-from freezer.freezing.lowering.integers import check_integers
+from freezer.freezing.lowering.exported_programs import (
+    check_real,
+    decomposed,
+    names_in,
+    operators_computing,
+    output_orders,
+    report_before,
+)
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
@@ -28,11 +36,9 @@ from freezer.freezing.lowering.lowered import (
     timed,
     with_precisions,
 )
-from freezer.freezing.lowering.source_nodes import decomposed, names_in, operators_of
-from freezer.freezing.lowering.stable_forms import with_stable_forms
+from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.packages import install_command
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
 
@@ -143,6 +149,8 @@ def _quantized(
     kinds = _operators(model.graph)
     is_transformer = kinds["Softmax"] and kinds["LayerNormalization"]
     inputs = [port.name for port in model.graph.input]
+    calls = [map(Tensor.numpy, call) for call in captured.calibration]
+    feeds = (dict(zip(inputs, call, strict=True)) for call in calls)
     scratched = tempfile.TemporaryDirectory(dir=folder)
     with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
@@ -151,30 +159,15 @@ def _quantized(
         quantize_static(
             str(prepared),
             str(target),
-            _Calibration(inputs, captured.calibration),
+            SimpleNamespace(get_next=partial(next, feeds, None)),  # a CalibrationDataReader
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=list(_PRODUCTS) if is_transformer else None,
-            nodes_to_exclude=operators_of(captured.exact, operators, names),
+            nodes_to_exclude=operators_computing(captured.exact, operators, names),
         )
         return _loaded(target)
-
-
-class _Calibration:
-    """Inputs for ONNX Runtime's quantizer, which reads them until None."""
-
-    def __init__(self, names: Sequence[str], calls: Sequence[Sequence[Tensor]]) -> None:
-        self._names = names
-        self._calls = iter(calls)
-
-    def get_next(self) -> dict[str, Any] | None:
-        """The inputs of the next call by name; None after the last."""
-        call = next(self._calls, None)
-        if call is None:
-            return None
-        return {name: tensor.numpy() for name, tensor in zip(self._names, call, strict=True)}
 
 
 def _products(graph: GraphProto) -> Iterator[tuple[str, str]]:

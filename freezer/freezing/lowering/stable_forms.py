@@ -2,7 +2,8 @@
 
 The converters write logarithms of sums out as they stand in a textbook: `log(sigmoid(x))` is -inf
 from x = -16.7 down in ONNX Runtime, -87 in OpenVINO. And a row of an attention mask without keys,
-for which eager gives zeros, becomes NaN or the average of all values.
+for which eager gives zeros, becomes NaN or the average of all values. Engines also compute some
+integers otherwise than torch, which builds refuse.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Interpreter, Node
 from torch.nn import functional as F  # noqa: N812
+
+from freezer.errors import BuildError
+from freezer.freezing.capture import Captured
+from freezer.runtime.input_sets import is_mask
+from freezer.spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -93,3 +100,114 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     aten.scaled_dot_product_attention.default: _attention,
 }
+
+
+_INT32 = torch.iinfo(torch.int32)
+
+_PROBES = (0, -1, _INT32.min, _INT32.max)
+"""Values of all inputs in a run, each within what its input may be; floats are five times as large,
+and so may leave 32 bits.
+"""
+
+_DIVISIONS = ("floor_divide", "remainder", "fmod", "div")
+
+
+def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None:
+    """Check that an engine computes the integers of a program as torch does.
+
+    Args:
+        captured: an exported program with its inputs.
+        engine: name for the message.
+        in_64_bits: whether the engine computes int64 in 64 bits.
+
+    Raises:
+        BuildError: a value may leave 32 bits, or a divisor may be 0 or -1.
+    """
+    program = captured.program
+    examples = program.example_inputs[0]
+    for value in _PROBES:
+        pairs = zip(captured.inputs, examples, strict=True)
+        inputs = tuple(_filled(item, example, value) for item, example in pairs)
+        watch = _Watch(program.graph_module, in_64_bits=in_64_bits)
+        try:
+            with torch.no_grad():
+                watch.run(*program._graph_module_flat_inputs(inputs, {}))
+        except Exception:  # the program takes no such values, or a problem was found
+            pass
+        if watch.problem:
+            raise BuildError(
+                f"{engine}: {watch.problem}; use inductor-frozen, bound the values (clamp), or"
+                " compute them outside the model"
+            )
+
+
+def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
+    """An input of one value, or of the nearest that it may have; the loaders check indices, and
+    that integers have 32 bits.
+    """
+    if item.indices is not None:
+        value = min(max(value, item.indices[0]), item.indices[1])
+    elif item.dtype == "bool" or is_mask(item):
+        value = int(value > 0)
+    elif example.dtype.is_floating_point or example.dtype.is_complex:
+        limits = torch.finfo(example.dtype)
+        return torch.full_like(example, min(max(5.0 * value, limits.min), limits.max))
+    else:
+        bounds = torch.iinfo(example.dtype)
+        value = min(max(value, bounds.min), bounds.max)
+    return torch.full_like(example, value)
+
+
+class _Watch(Interpreter):
+    """Runs a program until an integer is computed that an engine computes otherwise.
+
+    Attributes:
+        problem: what was found; None if nothing.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, *, in_64_bits: bool) -> None:
+        super().__init__(module)
+        self.problem: str | None = None
+        self._in_64_bits = in_64_bits
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, and look at what it takes and gives."""
+        name = n.target.__name__ if callable(n.target) else str(n.target)
+        if _is_integer(n) and name.partition(".")[0] in _DIVISIONS:
+            self._find(n, "an integer may be divided by 0 or -1", _divides(self._operands(n)))
+        result = super().run_node(n)
+        if not self._in_64_bits and _is_integer(n):
+            values = [value for value in self._operands(n) if isinstance(value, Tensor)]
+            numbers = not any(value.isnan().any() or value.isinf().any() for value in values)
+            beyond = numbers and isinstance(result, Tensor) and _beyond(result)
+            self._find(n, "a value may leave the 32 bits that it computes in", beyond)
+        return result
+
+    def _operands(self, node: Node) -> tuple[Any, ...]:
+        return self.fetch_args_kwargs_from_env(node)[0]
+
+    def _find(
+        self,
+        node: Node,
+        problem: str,
+        found: bool,
+    ) -> None:
+        if found:
+            trace = str(node.meta.get("stack_trace", "")).strip().splitlines()
+            line = f" at `{trace[-1].strip()}`" if trace else ""
+            self.problem = f"{problem} ({node.target}{line})"
+            raise ValueError(self.problem)
+
+
+def _is_integer(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+
+
+def _divides(operands: tuple[Any, ...]) -> bool:
+    divisor = operands[1] if isinstance(operands[1], Tensor) else torch.tensor(operands[1])
+    return bool(((divisor == 0) | (divisor == -1)).any())
+
+
+def _beyond(result: Tensor) -> bool:
+    return bool(result.numel() and (result.min() < _INT32.min or result.max() > _INT32.max))

@@ -21,12 +21,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.compare.tensor_values import comparable, in_double, same_tensors
 from freezer.errors import JudgeError
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import dtype_name, same_bytes
+from freezer.runtime.tensors import comparable, dtype_name, in_double, same_bytes, same_tensors
 from freezer.spec import InputSpec, bind
 
 NUM_MORE_CALLS = 16

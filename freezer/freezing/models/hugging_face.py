@@ -27,13 +27,13 @@ from freezer.errors import (
     MissingDependencyError,
     SourceError,
     SpecError,
+    install_command,
 )
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models.calls import call_source, described
 from freezer.freezing.models.checks import check_signature
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.sources import TRUST, Source
-from freezer.packages import install_command
 from freezer.runtime.tensor_files import read_samples
 from freezer.runtime.tensors import dtype_name, flatten
 from freezer.spec import InputSpec, declared_spec

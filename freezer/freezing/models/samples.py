@@ -30,7 +30,6 @@ from freezer.spec import (
     InputSpec,
     NestedSpec,
     TensorSpec,
-    match_headers,
 )
 
 ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -155,23 +154,6 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
     if is_mask(spec) and low >= 0 and high <= 1:
         return spec
     return replace(spec, range=(low, high))
-
-
-def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
-    """Samples as input sets.
-
-    Raises:
-        SpecError: names, dtypes, shapes or sizes differ from the spec; code CP-SAMPLES.
-    """
-    headers = []
-    for tensors in sets:
-        items = tensors.items()
-        headers.append({name: (dtype_name(part.dtype), tuple(part.shape)) for name, part in items})
-    matched = []
-    for point, tensors in zip(match_headers(headers, spec), sets, strict=True):
-        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
-        matched.append(InputSet(point=point, tensors=ordered))
-    return matched
 
 
 def input_sets(

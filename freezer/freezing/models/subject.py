@@ -27,10 +27,17 @@ from freezer.freezing.models.checks import (
     weights_digest,
 )
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
-from freezer.freezing.models.samples import input_sets, match_samples
+from freezer.freezing.models.samples import input_sets
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.held_out import HeldOut, read_held_out
-from freezer.runtime.input_sets import InputSet, generate_at, needs_range, on_device, resize
+from freezer.runtime.input_sets import (
+    InputSet,
+    generate_at,
+    match_samples,
+    needs_range,
+    on_device,
+    resize,
+)
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
 from freezer.spec import DTYPES, Accuracy, InputSpec, OutputSpec, OutputStructure
 

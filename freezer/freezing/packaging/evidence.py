@@ -31,13 +31,12 @@ from freezer.artifact import (
 )
 from freezer.codec import finite
 from freezer.compare import Slices
-from freezer.compare.tensor_values import comparable, values_of
 from freezer.freezing.candidates import EVIDENCE, Builds, Candidate
 from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
-from freezer.runtime.tensors import leaves_of, tensors_bytes
+from freezer.runtime.tensors import comparable, leaves_of, tensors_bytes, values_of
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
@@ -224,7 +223,8 @@ def write_eager(session: Session, folder: Path) -> list[str]:
     """
     assert session.budget is not None, "a lower precision has a budget"
     answers: dict[str, Tensor] = {}
-    for index, answer in enumerate(session.budget.eager(session.budget.held_out.judged)):
+    judged = [inputs for inputs, _ in session.budget.held_out.judged]
+    for index, answer in enumerate(session.budget.eager(judged)):
         for name, tensor in zip(session.output_names, leaves_of(answer), strict=True):
             answers[f"{index}/{name}"] = tensor
     if tensors_bytes(answers.values()) > GOLDEN_BYTES:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from freezer.errors import MissingDependencyError, first_line
-from freezer.packages import install_command
+from freezer.errors import MissingDependencyError, first_line, install_command
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 

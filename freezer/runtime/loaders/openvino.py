@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from freezer.codec import decode
-from freezer.errors import ContractError, MissingDependencyError, first_line
+from freezer.errors import ContractError, MissingDependencyError, first_line, install_command
 from freezer.files import begin_of
-from freezer.packages import install_command
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.onnxruntime import in_order

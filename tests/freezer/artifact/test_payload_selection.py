@@ -6,9 +6,7 @@ import pytest
 
 from freezer.artifact import (
     Payload,
-    is_specialized,
     payloads_within,
-    without_specialized,
 )
 from freezer.spec import Dim
 
@@ -35,10 +33,8 @@ CAPTURED = payload("captured", None, (5, 8))
     ("held", "budget", "expected"),
     [
         (BOTH, 1, ONE),
-        (BOTH, 2, ONE),
         (BOTH, 3, ONE),
         (BOTH, 4, FOUR),
-        (BOTH, 64, FOUR),
         (FOUR, 3, []),
         ([ANY], 1, [ANY]),
         ([CAPTURED, *FOUR], 3, []),
@@ -50,15 +46,3 @@ def test_the_largest_count_within_the_budget(
     held: list[Payload], budget: int, expected: list[Payload]
 ) -> None:
     assert list(payloads_within(held, budget)) == expected
-
-
-def test_special_payloads() -> None:
-    assert [item.path for item in BOTH if is_specialized(item, BOTH)] == [
-        "batch1-threads4",
-        "batch8-threads4",
-        "batch1-threads1",
-    ]
-    assert list(without_specialized(BOTH)) == [FOUR[-1], ONE[-1]]
-    alone = payload("all", 2, (4, 4))
-    assert without_specialized([alone]) == (alone,)
-    assert not is_specialized(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes has another count"

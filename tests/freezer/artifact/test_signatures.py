@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ import freezer
 from freezer.artifact import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
 from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError, install_command
-from freezer.files import digest_bytes
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair, private_pem
@@ -31,13 +31,6 @@ from tests.support.models import mlp
 from tests.support.steps import HERE, blob_of, copy_of, random_inputs
 
 X = random_inputs(2, 4)
-
-
-@pytest.fixture
-def store(published: Store, tmp_path: Path) -> Store:
-    """A store for one test."""
-    shutil.copytree(published.root, tmp_path / "store")
-    return Store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -104,38 +97,22 @@ def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Pat
 
 def test_rollback_is_refused(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = pair
-    where, version = str(store.root), store.version("mlp")
+    version = store.version("mlp")
     second = store.publish("mlp", source_key="other", carried=version.index)
-    assert [store.sign(item, HERE, private) for item in (version, second, second)] == [
-        True,
-        True,
-        False,
-    ]
-    path = store.root / "mlp" / "index.json"
-    tags = {
-        item["annotations"]["org.opencontainers.image.ref.name"]: item
-        for item in json.loads(path.read_text())["manifests"]
-    }
-    freezer.load(
-        "mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False
-    )
-    text = path.read_text().replace(
-        tags["2"]["digest"], tags["1"]["digest"]
-    )  # version 1 as `2` and `latest`
-    path.write_text(text)
+    signed = [store.sign(item, HERE, private) for item in (version, second, second)]
+    assert signed == [True, True, False]
+    given: dict[str, Any] = {"store": str(store.root), "device_class": HERE}
+    given |= {"trusted_keys": [public], "canary": False}
+    freezer.load("mlp", min_version=2, **given)
+    path = store.root / "mlp" / "index.json"  # with version 1 as `2` and `latest`
+    newer, older = second.descriptor.digest, version.descriptor.digest
+    path.write_text(path.read_text().replace(newer, older))
     with pytest.raises(
         IncompatibleError, match="rolled_back: got version 1, expected version 2 or later"
     ):
-        freezer.load(
-            "mlp",
-            store=where,
-            device_class=HERE,
-            trusted_keys=[public],
-            min_version=2,
-            canary=False,
-        )
+        freezer.load("mlp", min_version=2, **given)
     with pytest.raises(IntegrityError, match="another version"):
-        freezer.load("mlp:2", store=where, device_class=HERE, trusted_keys=[public])
+        freezer.load("mlp:2", **given)
 
 
 def test_load_skips_unsigned_artifacts(store: Store, pair: tuple[Path, Path]) -> None:
@@ -257,25 +234,18 @@ def test_the_signature_image_follows_cosign(store: Store, pair: tuple[Path, Path
     private, public = pair
     version = store.version("mlp")
     store.sign(version, HERE, private)
-    digest = version.images[HERE].digest
-    tags = {
-        item["annotations"]["org.opencontainers.image.ref.name"]: item
-        for item in json.loads((store.root / "mlp" / "index.json").read_text())["manifests"]
-    }
+    digest, layout = version.images[HERE].digest, store.layout("mlp")
     bundles = digest.replace(":", "-")  # where registries without referrers have cosign 3 look
-    assert set(tags) == {"1", "latest", f"{bundles}.sig", bundles}
-    folder, signed = store.root / "mlp", tags[f"{digest.replace(':', '-')}.sig"]
-    image = json.loads(blob_of(folder, signed["digest"]).read_bytes())
-    (layer,) = image["layers"]
-    assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
-    payload = blob_of(folder, layer["digest"]).read_bytes()
-    assert digest_bytes(payload) == layer["digest"]
+    assert set(layout.tags()) == {"1", "latest", f"{bundles}.sig", bundles}
+    (layer,) = layout.image(layout.tags()[f"{bundles}.sig"]).layers
+    assert layer.media_type == "application/vnd.dev.cosign.simplesigning.v1+json"
+    payload = layout.blob(layer)
     assert json.loads(payload)["critical"]["image"] == {"docker-manifest-digest": digest}
-    signature = base64.b64decode(layer["annotations"][ANNOTATION])
     key = load_pem_public_key(public.read_bytes())
     assert isinstance(key, ec.EllipticCurvePublicKey)
     from cryptography.hazmat.primitives.hashes import SHA256
 
+    signature = base64.b64decode(layer.annotations[ANNOTATION])
     key.verify(signature, payload, ec.ECDSA(SHA256()))
 
 

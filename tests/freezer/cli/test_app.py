@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +20,7 @@ from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
 from tests.support.models import mlp
-from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
+from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, random_inputs
 from tests.support.wrong_inputs import ARRAY_FILES, TENSOR_FILES, npy
 
 ROOT = Path(__file__).parents[3]
@@ -176,22 +175,17 @@ def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:
 
 
 def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
-    sets = [random_inputs(batch, 4, seed=batch) for batch in (1, 4)]
+    sets = {f"{index}/": random_inputs(batch, 4, seed=batch) for index, batch in enumerate((1, 4))}
     given, written = tmp_path / "x.safetensors", tmp_path / "new" / "out.safetensors"
-    for expected in ({"": sets[0]}, {"0/": sets[0], "1/": sets[1]}):
-        tensors = {f"{prefix}x": x for prefix, x in expected.items()}
-        save_file(tensors, given)
-        command = ("run", scripted.artifact.folder, "--input", given)
-        code, out, err = coldpress(*command, "--output", written)
+    for expected in ({"": sets["0/"]}, sets):
+        save_file({f"{prefix}x": x for prefix, x in expected.items()}, given)
+        places = ("--input", given, "--output", written)
+        code, _, err = coldpress("run", scripted.artifact.folder, *places)
         assert code == 0, err
-        printed = coldpress(*command)[1].splitlines()
         found = load_file(written)
-        assert f"wrote {', '.join(sorted(found))} to" in out
         assert len(found) == len(expected)
         for prefix, x in expected.items():
-            output = found[f"{prefix}output"]
-            torch.testing.assert_close(output, mlp()(x).detach())
-            assert f"{prefix}output: {output.dtype} {list(output.shape)}" in printed.pop(0)
+            torch.testing.assert_close(found[f"{prefix}output"], mlp()(x).detach())
 
 
 WRONG_FILES = [
@@ -242,35 +236,17 @@ def test_run_reports_a_failing_payload(
 def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     out = tmp_path / "v3"
     done = in_a_process(
-        *(
-            "freeze",
-            "python:tests.support.models:mlp",
-            "--args",
-            '{"hidden": 64}',
-            "--out",
-            out,
-            "--name",
-            "mlp",
-        ),
+        *("freeze", "python:tests.support.models:mlp", "--args", '{"hidden": 64}', "--out", out),
         *("--inputs", '{"x": {"shape": ["batch", 4]}}', "--dims", '{"batch": {"max": 4}}'),
         *("--recipe", "torchscript-frozen", "--device-class", "cpu-x86-64-v3"),
     )
     # where it is not faster than eager, the portable program is written
     assert done.returncode == 0, done.stderr
     manifest = Artifact.read(out).manifest
-    assert f"made for {manifest.device_class}" in done.stdout
     assert manifest.device_class in ("cpu-x86-64-v3", "portable")
-    environment = manifest.provenance["host"]["environment"]
-    assert environment.items() >= DEVICE_CLASSES["cpu-x86-64-v3"].limits.items()
-    assert manifest.provenance["host"]["classes"] == ["cpu-x86-64-v3", "portable"]
-    code = (
-        "import sys, freezer, torch; print(tuple(freezer.load(sys.argv[1])(torch.zeros(3,"
-        " 4)).shape))"
-    )
-    assert (
-        python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip()
-        == "(3, 3)"
-    )
+    host = manifest.provenance["host"]
+    assert host["environment"].items() >= DEVICE_CLASSES["cpu-x86-64-v3"].limits.items()
+    assert host["classes"] == ["cpu-x86-64-v3", "portable"]
 
 
 @pytest.fixture

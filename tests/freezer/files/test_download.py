@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import IntegrityError, SourceError
-from freezer.files import fetch, identity, is_url
+from freezer.files import download, fetch, identity, is_url
 from tests.support.buckets import overwrite
 from tests.support.raylets import ROOT
+from tests.support.registries import make_certificate
 
 CONTENT = b"the bytes of a model" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -77,22 +78,7 @@ def serve(folder: Path, asked: list[str], context: ssl.SSLContext | None) -> Ite
 def https(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server over TLS that this process trusts, and the folder `served`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    key, certificate = tmp_path / "key.pem", tmp_path / "loopback.pem"
-    words = [
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        "/CN=loopback",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-    ]
-    subprocess.run(
-        ["openssl", "req", *words, "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = make_certificate(tmp_path)
     context.load_cert_chain(certificate, key)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
     yield from serve(tmp_path / "served", asked, context)
@@ -158,6 +144,7 @@ def test_missing_and_truncated_files_leave_nothing(tmp_path: Path, https: str, p
 def test_unreachable_and_untrusted_servers_are_errors(
     tmp_path: Path, https: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(download, "http_session", partial(download.http_session, retries=0))
     with pytest.raises(SourceError, match="cannot be fetched"):
         fetch("https://127.0.0.1:9/model.pt", tmp_path / "fetched")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")

@@ -45,31 +45,24 @@ def run_mounted(
     inside = ["unshare", "--mount", "sh", "-c", MOUNT, options, str(place)]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("this process may not mount file systems")
-    command = [
-        *inside,
-        sys.executable,
-        "-c",
-        code,
-        str(artifact.artifact.folder),
-        str(torch.get_num_threads()),
-    ]
+    given = [str(artifact.artifact.folder), str(torch.get_num_threads())]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=120
+        [*inside, sys.executable, "-c", code, *given],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+        timeout=120,
     )
 
 
-@pytest.mark.parametrize("options", ["noexec", "ro"])
-def test_code_is_loaded_from_the_cache_if_need_be(
-    inductor: Frozen, tmp_path: Path, options: str
-) -> None:
+def test_code_is_loaded_from_the_cache_if_need_be(inductor: Frozen, tmp_path: Path) -> None:
     place, cache = tmp_path / "mounted", tmp_path / "cache"
     done = run_mounted(
-        options, place, SERVE, inductor, TMPDIR=str(place), XDG_CACHE_HOME=str(cache)
+        "noexec", place, SERVE, inductor, TMPDIR=str(place), XDG_CACHE_HOME=str(cache)
     )
     assert done.stdout == f"{HERE} 0 ()\n", done.stderr
-    assert (cache / "coldpress" / "tmp").exists() == (options == "noexec"), (
-        "tempfile passes over read-only folders"
-    )
+    assert (cache / "coldpress" / "tmp").exists()
 
 
 def test_the_named_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from freezer.errors import JudgeError, SpecError
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import Counter, seeded
 from tests.support.snapshots import changes, model_state, process_state, script_state
-from tests.support.steps import ANY_SPEED, HERE, QUICK, random_inputs
+from tests.support.steps import HERE, QUICK_OPTIONS, random_inputs
 
 IMAGE = random_inputs(2, 3, 8, 8)
 
@@ -64,14 +65,8 @@ class Gambling(nn.Module):
 
 def frozen(model: Any, x: Tensor, out: Path, recipe: str) -> Any:
     device_class = "portable" if recipe == "portable" else HERE
-    return freezer.freeze(
-        model,
-        {"x": x},
-        out=out,
-        options=freezer.FreezeOptions(
-            recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK
-        ),
-    )
+    options = replace(QUICK_OPTIONS, recipes=[recipe], device_class=device_class)
+    return freezer.freeze(model, {"x": x}, out=out, options=options)
 
 
 def check_unchanged(

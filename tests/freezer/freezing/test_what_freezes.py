@@ -29,6 +29,7 @@ FAST = {
     ("models prepared for quantization", "inductor-frozen"),
     ("`nn.LSTM`, `nn.GRU`", "portable"),
     ("packed sequences", "torchscript-frozen"),
+    ("`nn.MultiheadAttention`", "portable"),
     ("`nn.TransformerEncoder` with a padding mask", "inductor-frozen"),
     ("a custom operator with a fake kernel", "torchscript-frozen"),
     ("gradients inside `forward`", "torchscript-frozen"),

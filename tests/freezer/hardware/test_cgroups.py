@@ -28,7 +28,6 @@ def of_v1(quota: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("group", "mounts", "files", "quota"),
     [
-        ("0::/\n", V2, {}, None),
         ("0::/a\n", V2, {"a/cpu.max": "max 100000\n"}, None),
         ("0::/a\n", V2, {"a/cpu.max": "150000 100000\n"}, 1.5),
         (
@@ -44,7 +43,7 @@ def of_v1(quota: int) -> dict[str, str]:
         ("0::/a\n", V2, {"a/cpu.max": "many 100000\n"}, None),
     ],
     ids=[
-        *("no-file", "max", "own", "above", "mounted-from-below", "another-namespace"),
+        *("max", "own", "above", "mounted-from-below", "another-namespace"),
         *("v1", "v1-none", "unreadable"),
     ],
 )

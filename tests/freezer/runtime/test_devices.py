@@ -89,18 +89,16 @@ def test_the_cpu_must_run_the_host_code(cpu: str, environ: dict[str, str]) -> No
 
 @pytest.mark.usefixtures("gpus")
 def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = mlp()
+    model, gpu = mlp(), torch.device("cuda", 1)
     monkeypatch.setattr(devices, "this_host", lambda: HASWELL)
     monkeypatch.setattr("freezer.freezing.target.detect", lambda: HOST)
     assert resolve_device(model, "auto", None) == ("auto", CPU)
     assert resolve_device(None, "auto", "cpu") == ("auto", CPU)
-    assert resolve_device(model, "auto", "cuda:1") == ("cuda-sm90", torch.device("cuda", 1))
+    assert resolve_device(model, "auto", "cuda:1") == ("cuda-sm90", gpu)
     assert resolve_device(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
-    monkeypatch.setattr(
-        "freezer.freezing.target.device_of_model", lambda *_: torch.device("cuda", 1)
-    )
-    assert resolve_device(model, "auto", None) == ("cuda-sm90", torch.device("cuda", 1))
-    assert resolve_device(model, "cuda-sm90", None) == ("cuda-sm90", torch.device("cuda", 1))
+    monkeypatch.setattr("freezer.freezing.target.device_of_model", lambda *_: gpu)
+    for name in ("auto", "cuda-sm90"):
+        assert resolve_device(model, name, None) == ("cuda-sm90", gpu)
     assert resolve_device(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
     assert resolve_device(model, HERE, None) == (HERE, CPU)
     with pytest.raises(UsageError, match=f"got device cuda:1 for {HERE}, which runs on a CPU"):

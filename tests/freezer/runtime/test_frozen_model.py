@@ -64,7 +64,6 @@ X, Y = torch.arange(6.0).reshape(2, 3), torch.arange(8).reshape(2, 4)
     ("args", "kwargs"),
     [
         ((), {"x": X, "y": Y}),
-        ((X, Y), {}),
         ((X,), {"y": Y}),
         ((X, Y, 16), {}),
         ((), {"y": Y, "rate": 16, "x": X}),

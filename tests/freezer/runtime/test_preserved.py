@@ -115,13 +115,9 @@ def near(kind: str, got: Tensor, expected: Tensor) -> None:
 
 
 def test_attributes_are_read(versioned: FrozenModel) -> None:
-    assert (versioned.version, versioned.title, versioned.enabled, versioned.bias) == (
-        1,
-        "first",
-        True,
-        0.5,
-    )
-    assert (versioned.names, versioned.sizes) == (["a", "b"], {"a": 1})
+    values = {"version": 1, "title": "first", "enabled": True, "bias": 0.5, "names": ["a", "b"]}
+    assert {name: getattr(versioned, name) for name in values} == values
+    assert versioned.sizes == {"a": 1}
     assert torch.equal(versioned.offset, torch.zeros(4))
     assert (versioned.sub.version, versioned.sub.scale) == (3, 2.0)
     assert list(versioned.preserved) == [*NAMES, *METHODS]

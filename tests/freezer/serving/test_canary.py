@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from freezer.serving.canary import run_canary
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen
-from tests.support.steps import QUICK_OPTIONS, random_inputs, with_golden
+from tests.support.steps import artifact_of, quickly, random_inputs, with_golden
 
 
 def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 1.0) -> FrozenModel:
@@ -68,13 +67,10 @@ class TopTwo(torch.nn.Module):
 
 def test_small_parts_are_compared(tmp_path: Path) -> None:
     """The artifact records what the gate judges apart, and the canary does so, too."""
-    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    x = random_inputs(2, 40)
-    result = freezer.freeze(TopTwo().eval(), [x], out=tmp_path / "made", options=options)
-    assert result.artifact is not None
-    run_canary(result.artifact, answering(result.artifact))
+    artifact = artifact_of(quickly(TopTwo(), [random_inputs(2, 40)], tmp_path / "made"))
+    run_canary(artifact, answering(artifact))
     with pytest.raises(CanaryError):
-        run_canary(result.artifact, answering(result.artifact, change=0.1))
+        run_canary(artifact, answering(artifact, change=0.1))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -63,16 +64,8 @@ def test_takes_any_strides(native: NativeModel) -> None:
     read_only.flags.writeable = False
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
     assert not odd.flags.aligned
-    for given in (
-        np.asfortranarray(x),
-        np.repeat(x, 2, axis=3)[..., ::2],
-        x[::-1][::-1],
-        read_only,
-        odd,
-    ):
+    for given in (np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], read_only, odd):
         np.testing.assert_array_equal(native(x=given), expected)
-    native(x_of(2) + 1)
-    np.testing.assert_array_equal(native(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +163,17 @@ def test_damaged_payloads_are_refused(inductor: Frozen, tmp_path: Path) -> None:
     for payload in flipped.manifest.payloads:
         flip_a_byte(flipped.folder / payload.path)
     assert refusal(flipped.folder).ladder[0].reason == "tampered"
-    assert (
-        refusal(damaged(inductor.artifact, tmp_path / "text", b"no archive")).ladder[0].reason
-        == "does_not_open"
-    )
-    for name in ("empty", "wrong"):
-        archive = tmp_path / f"{name}.zip"
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr(
-                "all/data/aotinductor/model/a.wrapper.so" if name == "wrong" else "all/other",
-                b"\x7fELF",
-            )
-        found = refusal(damaged(inductor.artifact, tmp_path / name, archive.read_bytes())).ladder[0]
-        assert found.reason == ("does_not_open" if name == "wrong" else "tampered"), found
+    contents = {"text": b"no archive"}
+    for name in ("all/other", "all/data/aotinductor/model/a.wrapper.so"):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(name, b"\x7fELF")
+        contents[name[-5:]] = file.getvalue()
+    reasons = []
+    for name, content in contents.items():
+        folder = damaged(inductor.artifact, tmp_path / name, content)
+        reasons.append(refusal(folder).ladder[0].reason)
+    assert reasons == ["does_not_open", "tampered", "does_not_open"]
 
 
 def test_other_golden_outputs_are_refused(inductor: Frozen, tmp_path: Path) -> None:

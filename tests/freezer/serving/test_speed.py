@@ -29,15 +29,10 @@ def promised(artifact: Artifact, speedup: float, **changes: Any) -> Artifact:
 
 
 def test_expected_ratio_of_speedups_over_eager(scripted: Frozen, portable: Frozen) -> None:
-    cell = PointFigures(
-        num_threads=4,
-        point={"batch": 1},
-        payload="all",
-        eager_p50=None,
-        speedup=4.0,
-        speedup_ci=None,
-    )
-    own = LatencyRecord(point={"batch": 1}, speedup=3.0, points=(cell,))
+    nothing: dict[str, Any] = {"eager_p50": None, "speedup_ci": None}
+    point = {"batch": 1}
+    cell = PointFigures(num_threads=4, point=point, payload="all", speedup=4.0, **nothing)
+    own = LatencyRecord(point=point, speedup=3.0, points=(cell,))
     manifest = replace(scripted.artifact.manifest, latency=own)
 
     def expected(num_threads: int, **figures: Any) -> float:

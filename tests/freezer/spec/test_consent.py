@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from freezer.errors import SpecError
-from freezer.spec import check_consent, consents, declared_accuracy
+from freezer.spec import check_consent, declared_accuracy
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,3 @@ def test_bad_budgets_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
         declared_accuracy(given)
     assert refused.value.code == "CP-ACCURACY"
-
-
-def test_both_precisions_need_both_consents() -> None:
-    assert consents("float32", ())
-    assert consents("int8+bf16", ("bf16", "int8"))
-    assert not consents("int8+bf16", ("int8",))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import ContractError, SpecError
-from freezer.freezing.models.samples import match_samples
-from freezer.runtime.tensor_files import read_inputs, read_samples
+from freezer.errors import SpecError
+from freezer.runtime.input_sets import match_samples
+from freezer.runtime.tensor_files import read_samples
 from freezer.spec import DTYPES, declared_spec, match_headers, read_header
 
 SPEC = declared_spec(
@@ -108,21 +107,6 @@ def test_a_pipe_is_rejected(tmp_path: Path) -> None:
     """It would never end."""
     os.mkfifo(tmp_path / "pipe.npz")
     rejected(read_header, tmp_path / "pipe.npz")
-
-
-def array_of(shape: tuple[int, ...]) -> bytes:
-    """The header of a .npy file without its data."""
-    header = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-
-
-def test_inputs_that_do_not_fit_are_not_read(tmp_path: Path) -> None:
-    """A small compressed file may have more than the memory."""
-    path = tmp_path / "bomb.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", array_of((2**45, 4)))
-    with pytest.raises(ContractError):
-        read_inputs(path, SPEC)
 
 
 @pytest.mark.parametrize("keys", [("0/x", "y"), ("0/x", "2/x")])

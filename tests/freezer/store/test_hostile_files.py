@@ -5,7 +5,6 @@ bytes than any document has: every reader ends at once with an error.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,10 +15,10 @@ import pytest
 import freezer
 from freezer.artifact import MANIFEST, SIGNATURE, Artifact, Signatures
 from freezer.errors import ColdpressError, IntegrityError
-from freezer.files import DOCUMENT_BYTES, chunks_of, digest_file, read_document
+from freezer.files import DOCUMENT_BYTES
 from freezer.store import Store, newest_versions
 from tests.support.buckets import overwrite
-from tests.support.steps import HERE, blob_of, write_plain_artifact
+from tests.support.steps import blob_of, write_plain_artifact
 
 
 @pytest.fixture(autouse=True)
@@ -119,15 +118,6 @@ def test_artifact_folders(
         read(artifact.folder)
 
 
-def test_a_payload_that_is_a_fifo_falls_back(store: Store) -> None:
-    payload = store.manifest(store.version("mlp"), HERE).payloads[0]
-    fifo(blob_of(store.root / "mlp", payload.digest))
-    model = freezer.load("mlp", store=store.uri)
-    assert model.manifest is not None
-    assert model.manifest.device_class == "portable"
-    assert [refusal.reason for refusal in model.ladder] == ["tampered"]
-
-
 def test_a_lock_that_is_a_fifo(tmp_path: Path, one: Artifact) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     store.publish("tiny", source_key="key", artifacts=[one])
@@ -151,20 +141,3 @@ def test_objects_of_a_bucket_are_bounded(bucket: str, s3_address: str, one: Arti
     overwrite(s3_address, f"{place}/tiny/index.json", index.ljust(DOCUMENT_BYTES + 1))
     with pytest.raises(IntegrityError):
         store.version("tiny")
-
-
-def test_readers_take_no_more_than_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"12345")
-    assert read_document(path, 5) == b"12345"
-    for limit_bytes in (4, 0, -1):
-        with pytest.raises(IntegrityError):
-            read_document(path, limit_bytes)
-    with path.open("rb") as file, pytest.raises(IntegrityError):
-        list(chunks_of(file, 2, path))
-    fifo(path)
-    with pytest.raises(IntegrityError):
-        digest_file(path)
-    shutil.rmtree(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        read_document(path)

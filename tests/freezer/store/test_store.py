@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import stat
 import subprocess
@@ -221,21 +220,17 @@ def test_pull_keeps_foreign_folders(
 
 def test_uris_of_local_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a store").mkdir()
-    assert Store.open(f"{tmp_path}/a store").root == tmp_path / "a store"
-    assert Store.open(f"file://{tmp_path}/a%20store").root == tmp_path / "a store"
+    (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    assert Store.open("file:a%20store").root == tmp_path / "a store"
+    for uri in (f"{tmp_path}/a store", f"file://{tmp_path}/a%20store", "file:a%20store"):
+        assert Store.open(uri).root == tmp_path / "a store"
     with pytest.raises(StoreUnreachableError):
         Store.open(str(tmp_path / "none"))
-    (tmp_path / "file").touch()
     with pytest.raises(StoreUnreachableError):
         Store.open(str(tmp_path / "file" / "store"), create=True)
-    with pytest.raises(UsageError, match="names the host 'folder'"):
-        Store.open("file://folder/store", create=True)
-    with pytest.raises(
-        UsageError, match="unknown scheme 'ftp'; name a local folder, s3://, gs:// or oci://"
-    ):
-        Store.open("ftp://host/store")
+    for uri in ("file://folder/store", "ftp://host/store"):
+        with pytest.raises(UsageError):
+            Store.open(uri, create=True)
 
 
 # Damage
@@ -328,30 +323,6 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
 
 
 # Other tools
-
-
-@pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
-def test_skopeo_reads_and_copies_a_model(
-    empty: Store, one: Artifact, two: Artifact, tmp_path: Path
-) -> None:
-    publish(empty, one, two)
-    source = f"oci:{empty.root / 'tiny'}"
-    raw = subprocess.run(
-        ["skopeo", "inspect", "--raw", f"{source}:latest"], capture_output=True, check=True
-    ).stdout
-    assert {
-        item["annotations"]["dev.coldpress.device-class"] for item in json.loads(raw)["manifests"]
-    } == {V4, "portable"}
-    copied = Store.open(str(tmp_path / "copied"), create=True)
-    policy = tmp_path / "policy.json"
-    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    copy = ["skopeo", "--policy", str(policy), "copy", "--quiet", "--all"]
-    subprocess.run([*copy, f"{source}:latest", f"oci:{copied.root / 'tiny'}:latest"], check=True)
-    version = copied.version("tiny")
-    assert version.number == 1
-    for name, artifact in (("portable", one), (V4, two)):
-        pulled = copied.pull(version, name, tmp_path / name)
-        assert pulled.manifest.payloads == artifact.manifest.payloads
 
 
 def needing_engine(folder: Path, content: bytes) -> Artifact:

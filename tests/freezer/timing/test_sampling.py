@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -120,35 +121,19 @@ def entrants(
     return {name: [partial(call, name, index) for index in range(inputs)] for name in names}
 
 
-def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
-    """The order of entrants in each round."""
-    num_timed = sum(len(sampling.pooled(name)) for name in sampling.samples_ms)
-    names = [name for name, _ in log[-num_timed:]]
-    found = []
-    for index in range(len(sampling.samples_ms["a"])):
-        order = ""
-        while len(order) < len(sampling.samples_ms):
-            order += names[0]
-            size = len(sampling.samples_ms[names[0]][index])
-            assert set(names[:size]) == {names[0]}
-            names = names[size:]
-        found.append(order)
-    return found
-
-
 def test_the_order_of_blocks_depends_on_the_seed() -> None:
     policy = replace(QUICK, block_ms=2.0, warmup_s=0.02)
-    found = []
+    orders = []
     for seed in (0, 0, 1):
         log: list[tuple[str, int]] = []
-        found.append(rounds_of(log, sample(entrants(log), replace(policy, seed=seed))))
-    first, same, other = found
-    count = min(len(first), len(same), len(other))
-    assert count >= 8
-    assert all(sorted(order) == ["a", "b", "c"] for order in first)
-    assert len(set(first)) > 2
-    assert first[:count] == same[:count]
-    assert first[:count] != other[:count]
+        found = sample(entrants(log), replace(policy, seed=seed))
+        num_timed = sum(len(found.pooled(name)) for name in "abc")
+        blocks = itertools.groupby(name for name, _ in log[-num_timed:])
+        orders.append([name for name, _ in blocks][:12])
+    first, same, other = orders
+    assert len(first) == 12
+    assert first == same != other
+    assert first != first[:3] * 4
 
 
 def test_inputs_rotate() -> None:

@@ -91,42 +91,28 @@ def test_threads_and_points_override_the_defaults(tmp_path: Path) -> None:
 
 BAD: list[tuple[dict[str, str], str]] = [
     ({"name": "Good"}, "name"),
-    ({"name": ""}, "name"),
     ({"source": "onnx:x"}, "source"),
-    ({"source": "python:nowhere:good"}, "source"),
     ({"source": "python:campaign_models:god"}, "source"),
     ({"source": "python:bad_syntax:make"}, "source"),
     ({"source": "torchscript:none.pt"}, "source"),
-    ({"source": "transformers:./none"}, "source"),
-    ({"source": "torchscript:no_models.py", "args": "{a: 1}"}, "source"),
     ({"source": "mlflow:digits"}, "source"),
     ({"sha256": "abc"}, "sha256"),
     ({"seed": "-1"}, "seed"),
     ({"inputs": "", "dims": ""}, "inputs"),
     ({"dims": ""}, "inputs"),
-    ({"dims": "{batch: {mx: 8}}"}, "dims.batch"),
     ({"dims": "{batch: {min: 9, max: 8}}"}, "dims.batch"),
     ({"samples": "none.npz"}, "samples"),
-    ({"samples": "catalog.txt"}, "samples"),
     ({"samples": "other.npz"}, "samples"),
     ({"files": "[none.bin]"}, "files.0"),
     ({"recipes": "[fast]"}, "recipes.0"),
-    ({"recipes": "[]"}, "recipes"),
     ({"device_classes": "[cpu-z80]"}, "device_classes.0"),
     ({"task_metric": "accuracy"}, "task_metric"),
     ({"limits": "{speedup_min: -1}"}, "limits.speedup_min"),
-    ({"limits": "{timeout_s: 1000000}"}, "limits.timeout_s"),
-    ({"limits": "{build_s: 60}"}, "limits.build_s"),
     ({"limits": "3"}, "limits"),
     ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim"),
-    ({"objective": "p96"}, "objective"),
-    ({"price_per_hour": "{cpu-x86-64-v3: 1}"}, "price_per_hour"),
-    ({"weights": "zeros"}, "weights"),
     ({"colour": "blue"}, "colour"),
     ({"tags": "{team: 3}"}, "tags.team"),
-    ({"threads": "[1, 0]"}, "threads.1"),
     ({"threads": "[1, 4, 1]"}, "threads"),
-    ({"points": "[{bach: 1}]"}, "points"),
     ({"points": "[{batch: 1}, {batch: 9}]"}, "points"),
     ({"preserve": "[sub.2nd]"}, "preserve.0"),
     ({"reset": "sub.reset"}, "reset"),
@@ -221,10 +207,8 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("# models:\n", "CP-CATALOG-EMPTY"),
         ("models: []\n", "CP-CATALOG-EMPTY"),
         ("models: {a: b}\n", "CP-CATALOG"),
-        ("model: []\n", "CP-CATALOG"),
         ("defaults: 3\nmodels: [a]\n", "CP-CATALOG"),
         ("models: [\n", "CP-CATALOG"),
         ("models: !!python/object:os.system {}\n", "CP-CATALOG"),
@@ -250,6 +234,7 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str) -> Non
         ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "CP-CATALOG"),
         ("deep.jsonl", b"[" * 200_000, "CP-CATALOG"),
         ("empty.jsonl", b"\n\n", "CP-CATALOG-EMPTY"),
+        ("pair.jsonl", b'{"name": "a", "tags": {"x": "\\ud800"}}', "CP-CATALOG"),
     ],
 )
 def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, code: str) -> None:
@@ -259,32 +244,25 @@ def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, c
     assert caught.value.code == code
 
 
-PLACES = {
-    **{"threads": "[2, 1]", "points": "[{batch: 3}]", "preserve": "[version]", "reset": "clear"},
-    "objective": "throughput",
-}
-
-
 def test_all_formats_are_equivalent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(
-        folder,
-        entry(
-            tags="{team: vision}",
-            limits="{speedup_min: 1.5}",
-            seed="3",
-            recipes="[portable]",
-            **PLACES,
-        ),
-    )
+    fields = {
+        "tags": "{team: vision}",
+        "seed": "3",
+        "threads": "[2, 1]",
+        "points": "[{batch: 3}]",
+        "preserve": "[version]",
+        "reset": "clear",
+        "objective": "throughput",
+    }
+    path = write(folder, entry(**fields))
     monkeypatch.chdir(folder)
     lines = as_json_lines(path)
     (first,), (second,) = (read_catalog(form).entries for form in (path, lines))
     (third,) = read_entries([json.loads(lines.read_text())]).entries
     assert first == second == third
-    assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
+    assert (first.tags, first.objective, first.source.seed) == ({"team": "vision"}, "throughput", 3)
     assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
     assert (first.preserve, first.reset) == (("version",), "clear")
-    assert first.objective == "throughput"
 
 
 def test_good_entries_are_read_beside_bad_ones(tmp_path: Path) -> None:
@@ -338,7 +316,7 @@ FIELDS = ("args", "name", "source", "inputs", "dims", "samples", "files", "tags"
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("form", ["{}", "[{}]", "{{x: {}}}", "[{{shape: {0}, range: {0}}}]"])
+@pytest.mark.parametrize("form", ["{}", "[{{shape: {0}, range: {0}}}]"])
 def test_odd_values_are_errors_of_their_entry(tmp_path: Path, field: str, form: str) -> None:
     """Each gives an entry with a key, or errors; nothing else is raised."""
     for value in SCALARS:
@@ -346,13 +324,6 @@ def test_odd_values_are_errors_of_their_entry(tmp_path: Path, field: str, form: 
         with contextlib.suppress(CatalogError):
             for read in read_catalog(path).entries:
                 source_key(read, FileDigests(tmp_path / "digests.json"))
-
-
-def test_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.jsonl"
-    path.write_text('{"name": "a", "tags": {"x": "\\ud800"}}')
-    with pytest.raises(CatalogError):
-        read_catalog(path)
 
 
 def test_reads_consent_to_lower_precision(tmp_path: Path) -> None:

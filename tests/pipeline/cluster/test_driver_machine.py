@@ -6,14 +6,13 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from freezer.hardware import PORTABLE
 from tests.support.campaign_runs import drive, outcomes, run, write_catalog
-from tests.support.raylets import LOOPBACK, Network, RayCluster, free_port
+from tests.support.raylets import LOOPBACK, Network, RayCluster
 
 pytestmark = [
     pytest.mark.cluster,
@@ -40,32 +39,6 @@ with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
 """
 
 
-@dataclass(frozen=True)
-class Site:
-    """A cluster of one node, the port of its client server, and the network of another machine."""
-
-    cluster: RayCluster
-    network: Network
-    port: int
-
-    @property
-    def there(self) -> list[str]:
-        """Run a command on the other machine."""
-        return ["ip", "netns", "exec", self.network.name, *APART]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with (
-        Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as network,
-        RayCluster(tmp_path_factory.mktemp("cluster")) as cluster,
-    ):
-        cluster.ip = network.here
-        port = free_port()
-        cluster.start(num_cpus=2, classes=[PORTABLE], options=[f"--ray-client-server-port={port}"])
-        yield Site(cluster, network, port)
-
-
 def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as head:
         address = f"{LOOPBACK}:{head.getsockname()[1]}"
@@ -76,32 +49,25 @@ def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
     ), done.stderr
 
 
-def drives(site: Site, folder: Path, *before: str) -> None:
-    """Run a campaign that finds one node and publishes."""
-    write_catalog(folder, CATALOG)
-    done = site.cluster.run([*before, *drive(folder), PORTABLE])
-    assert done.returncode == 0, done.stdout
-    assert "Ray has 1 node(s) for portable" in done.stdout
-    assert outcomes(folder)["good", PORTABLE]["verdict"] == "published"
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as found:
+        yield found
 
 
 @pytest.mark.slow
-def test_a_node_without_cpus_can_drive(site: Site, tmp_path: Path) -> None:
-    joined = site.cluster.start(num_cpus=0, network=site.network, before=APART)
-    there = [
-        "nsenter",
-        f"--target={joined.processes('raylet')[0].pid}",
-        "--pid",
-        "--mount",
-        "--net",
-    ]
-    home, *workers = site.cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
-    assert len(workers) == 1
-    assert home not in workers
-    drives(site, tmp_path, *there)
-    joined.kill()
-
-
-@pytest.mark.slow
-def test_a_ray_client_can_drive(site: Site, tmp_path: Path) -> None:
-    drives(site, tmp_path, *site.there, "env", f"RAY_ADDRESS=ray://{site.network.here}:{site.port}")
+def test_a_node_without_cpus_can_drive(network: Network, tmp_path: Path) -> None:
+    with RayCluster(tmp_path / "cluster") as cluster:
+        cluster.ip = network.here
+        cluster.start(num_cpus=2, classes=[PORTABLE])
+        joined = cluster.start(num_cpus=0, network=network, before=APART)
+        target = f"--target={joined.processes('raylet')[0].pid}"
+        there = ["nsenter", target, "--pid", "--mount", "--net"]
+        home, *workers = cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
+        assert len(workers) == 1
+        assert home not in workers
+        write_catalog(tmp_path, CATALOG)
+        done = cluster.run([*there, *drive(tmp_path), PORTABLE])
+        assert done.returncode == 0, done.stdout
+        assert outcomes(tmp_path)["good", PORTABLE]["verdict"] == "published"
+        joined.kill()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Continued, Ledger, Member
 from pipeline.records import ClassFacts
+from tests.support.steps import python
 
 FACTS = {"portable": ClassFacts(num_threads=4, toolchain={"torch": "2.13.0", "driver": None})}
 RECORD = CampaignRecord(catalog="c", started=1.0, members=(), facts=FACTS)
@@ -91,6 +90,6 @@ def test_ended_pass_continues_only_if_its_driver_died(
     tmp_path: Path, drivers: list[str], continues: bool
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    subprocess.run([sys.executable, "-c", KILLED, str(store.root), *drivers], check=True)
+    python(KILLED, store.root, *drivers)
     with Ledger(store, "c") as ledger:
         assert (Continued(ledger, time.time()).started == 1.0) == continues

@@ -76,17 +76,6 @@ def hangs() -> nn.Module:
     return nn.Identity()
 
 
-def good_until(flag: str) -> nn.Module:
-    """A good model, until a file says what is to go wrong when it is loaded."""
-    what = Path(flag).read_text() if Path(flag).exists() else ""
-    kept = []
-    while what == "spin":
-        pass
-    while what == "eat":
-        kept.append(b"x" * 20_000_000)
-    return good()
-
-
 class Unexportable(nn.Module):
     """A layer that torch.export does not survive, in one of several ways."""
 

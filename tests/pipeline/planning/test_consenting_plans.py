@@ -64,6 +64,14 @@ def test_only_classes_with_the_hardware_get_it(tmp_path: Path) -> None:
     }
 
 
+def test_all_classes_are_sent_the_same_entry(tmp_path: Path) -> None:
+    """Workers get the files of an entry once, whichever class starts first."""
+    plan = planned(tmp_path, consenting(tmp_path))
+    assert len({item.entry.accuracy for item in plan.items}) == 1
+    judges = {item.device_class: item.judge.parts for item in plan.items}
+    assert [name for name, parts in judges.items() if "accuracy" in parts] == [FINE]
+
+
 def test_keys_depend_on_samples_and_budget(tmp_path: Path) -> None:
     def keys(changed: Entry) -> dict[str, str]:
         (item,) = (each for each in planned(tmp_path, changed).items if each.device_class == FINE)
@@ -94,6 +102,7 @@ def test_keys_depend_on_samples_and_budget(tmp_path: Path) -> None:
 def test_auto_adds_the_class_that_gains(host: object, expected: tuple[str, ...]) -> None:
     classes = describe_host(host, {}).classes  # type: ignore[arg-type]
     assert auto_classes(classes, precise=True) == expected
+    assert auto_classes(sorted(classes, reverse=True), precise=True) == expected  # as labels are
     assert auto_classes(classes) == (V4, "portable")
     assert auto_classes_of([classes], precise=True) == list(expected)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from freezer.freezing.recipes import RECIPES, Recipe
 from freezer.freezing.sources import parse_source
-from freezer.spec import Limits, SamplingPolicy
+from freezer.spec import Dim, InputSpec, Limits, SamplingPolicy, TensorSpec
 from pipeline.catalog import Entry
 from pipeline.planning import FileDigests, source_key
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
@@ -85,25 +85,66 @@ def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
     assert len({key.digest for key in keys}) == len(keys)
 
 
+def key_of_judge(entry: Entry, *, policy: SamplingPolicy = POLICY, **changed: Any) -> Key:
+    target = replace(TARGET, **changed)
+    return judge_key(entry, make_key({}), [make_key({"of": "a build"})], target, policy)
+
+
 def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
+    plain = key_of_judge(entry)
     stricter = replace(entry, limits=Limits(speedup_min=2))
     assert key_of_build(entry, tmp_path) == key_of_build(stricter, tmp_path)
-    builds = [key_of_build(entry, tmp_path)]
+    changed: list[dict[str, Any]] = [
+        {"limits": stricter.limits},
+        {"limits": replace(entry.limits, memory_mb_max=100)},
+        {"limits": replace(entry.limits, nan="keep")},
+        {"objective": "size"},
+    ]
+    for fields in changed:
+        assert key_of_judge(replace(entry, **fields)) != plain
+    assert key_of_judge(entry, policy=SamplingPolicy(time_limit_s=1)) != plain
+    assert key_of_judge(entry, samples="sha256:1") != plain
+    quick = replace(entry, limits=replace(entry.limits, timeout_s=5))
+    assert key_of_judge(quick) == plain, "a time limit changes no verdict that is reached"
 
-    def judged(policy: SamplingPolicy = POLICY, samples: str | None = None, **changed: Any) -> str:
-        target = replace(TARGET, samples=samples)
-        return judge_key(replace(entry, **changed), make_key({}), builds, target, policy).digest
 
-    assert judged() != judged(limits=stricter.limits)
-    assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
-    assert judged() != judged(limits=replace(entry.limits, memory_mb_max=100))
-    assert judged() != judged(limits=replace(entry.limits, nan="keep"))
-    assert judged() != judged(samples="sha256:1")
-    assert judged() != judged(objective="size")
-    assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), (
-        "a time limit changes no verdict that is reached"
-    )
+POINTS = ({"batch": 1}, {"batch": 3})
+SPEC = InputSpec(
+    inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 16)),),
+    dims=(Dim(name="batch", min=1, max=4),),
+)
+
+
+def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
+    plain = replace(make_entry(tmp_path), spec=SPEC)
+    named = replace(plain, points=({"batch": 1},))
+    build, judge = key_of_build(plain, tmp_path), key_of_judge(plain)
+    assert build == key_of_build(named, tmp_path)
+    assert judge == key_of_judge(named) == key_of_judge(replace(plain, points=({},)))
+    of_build = "source inputs samples recipe device_class num_threads toolchain weights"
+    of_judge = "builds limits policy num_threads inputs task_metric sizes"
+    assert set(build.parts) == {*of_build.split(), "format_version"}
+    assert set(judge.parts) == {*of_judge.split()}
+    assert judge.parts["sizes"] == [{"batch": 2}, {"batch": 4}]
+    one_size = replace(plain, spec=SPEC.at({"batch": 1}))
+    assert "sizes" not in key_of_judge(one_size).parts, "nothing else to time"
+
+
+def test_threads_and_points_change_keys(tmp_path: Path) -> None:
+    plain = replace(make_entry(tmp_path), spec=SPEC)
+    both = replace(plain, points=POINTS)
+    assert key_of_build(both, tmp_path).parts["points"] == list(POINTS)
+    for recipe in ("torchscript-frozen", "torchscript-optimized", "portable"):
+        keys = [key_of_build(one, tmp_path, RECIPES[recipe]) for one in (plain, both)]
+        assert keys[0] == keys[1], "it makes no copies"
+    further = key_of_build(plain, tmp_path, further_threads=(1,))
+    assert further == key_of_build(plain, tmp_path), "the judge builds them"
+    judges = [key_of_judge(one) for one in (plain, both, replace(plain, points=POINTS[::-1]))]
+    judges += [key_of_judge(one, further_threads=(1,)) for one in (plain, both)]
+    assert len({key.digest for key in judges}) == 5
+    unknown = key_of_judge(replace(both, spec=None))
+    assert unknown.parts["points"] == list(POINTS), "its dims are known only when it is loaded"
 
 
 def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:

@@ -6,20 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from pipeline.cluster import Done
-from pipeline.failures import CODES, MOST_STARTS
+from pipeline.failures import MOST_STARTS
 from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
-from pipeline.records import Failure, Outcome
-from pipeline.worker import BuildResult, JudgeResult
-from tests.support import campaigns, outcomes
-from tests.support.executions import Fake, executed, explained, record
+from pipeline.records import Outcome
+from tests.support import campaigns
+from tests.support.executions import (
+    Fake,
+    built,
+    executed,
+    explained,
+    failure_of,
+    judged,
+    record,
+)
 from tests.support.steps import HERE
 
 ONE = "torchscript-frozen"
@@ -52,40 +58,24 @@ def start(
     return outcome, cluster, notes
 
 
-def built(recipe: str, failure: str | None = None, code: str | None = None) -> Done:
-    found = (
-        Failure(kind=failure, code=code or CODES.get(failure), message="so it was")
-        if failure
-        else None
-    )
-    result = BuildResult(key="", recipe=recipe, failure=found)
-    return Done(handle=0, value=result)
-
-
-def judged(verdict: str = "kept-eager") -> Done:
-    failed: dict[str, Any] = (
-        {"failure": Failure(kind="timeout", code="CP-TIMEOUT")} if verdict == "failed" else {}
-    )
-    return Done(handle=0, value=JudgeResult(verdict=verdict, reason="because", **failed))
-
-
 def in_store(store: Store, item: Item, recipe: str) -> None:
     """What a build leaves."""
     (store.root / ".coldpress" / "candidates" / item.builds[recipe].digest).mkdir(parents=True)
 
 
-def first_start(store: Store, ledger: Ledger, failure: str, code: str | None = None) -> Item:
+ERROR = failure_of("error")
+
+
+def first_start(store: Store, ledger: Ledger) -> None:
     """One recipe is built, the other fails, and the model is judged without it."""
     plan = plan_of(store, ledger)
-    ends = [built(ONE), built(OTHER, failure, code), judged()]
-    outcome, _, _ = start(store, ledger, ends, plan)
+    outcome, _, _ = start(store, ledger, [built(ONE), built(OTHER, ERROR), judged()], plan)
     assert outcome.verdict == "kept-eager"
     in_store(store, plan.items[0], ONE)
-    return plan.items[0]
 
 
 def test_next_start_builds_what_circumstances_prevented(store: Store, ledger: Ledger) -> None:
-    first_start(store, ledger, "error")
+    first_start(store, ledger)
     plan = plan_of(store, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
@@ -111,7 +101,8 @@ def test_engine_is_tried_once_its_own_cpu_joins(store: Store, ledger: Ledger) ->
         plan = campaigns.plan_of([model], store, ledger, facts=facts)
         return replace(plan, items=plan.items[:1])
 
-    ends = [built(ONE), built("onnxruntime", "build", "CP-BETTER-CPU"), judged()]
+    refused = built("onnxruntime", failure_of("build", "CP-BETTER-CPU"))
+    ends = [built(ONE), refused, judged()]
     outcome, _, _ = start(store, ledger, ends, planned(False))
     assert f"onnxruntime: left out, since no node has {HERE}" in str(outcome.reason)
     assert planned(False).is_finished
@@ -119,9 +110,9 @@ def test_engine_is_tried_once_its_own_cpu_joins(store: Store, ledger: Ledger) ->
 
 
 def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
-    first_start(store, ledger, "error")
+    first_start(store, ledger)
     for _ in range(MOST_STARTS - 1):
-        outcome, cluster, _ = start(store, ledger, [built(OTHER, "error")], plan_of(store, ledger))
+        outcome, cluster, _ = start(store, ledger, [built(OTHER, ERROR)], plan_of(store, ledger))
         assert cluster.started == [f"build m {HERE} {OTHER}"]
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     given_up = plan_of(store, ledger)
@@ -141,13 +132,12 @@ def test_candidate_that_ended_the_judge_is_kept_out(
     store: Store, ledger: Ledger, kind: str, tried_again: list[str]
 ) -> None:
     """A hang is tried once more, and nothing is built again."""
-    why = Failure(kind=kind, code=CODES[kind], message="why", tried_s=900)
-    without = JudgeResult(verdict="kept-eager", reason="because", left_out={OTHER: why})
-    ends = [built(ONE), built(OTHER), Done(handle=0, value=without)]
+    why = failure_of(kind, tried_s=900)
+    ends = [built(ONE), built(OTHER), judged(left_out={OTHER: why})]
     plan = plan_of(store, ledger)
     outcome, _, _ = start(store, ledger, ends, plan)
     reports = {report.recipe: (report.failure, report.problem) for report in outcome.candidates}
-    assert reports == {ONE: (None, None), OTHER: (kind, "why")}
+    assert reports == {ONE: (None, None), OTHER: (kind, why.message)}
     for recipe in (ONE, OTHER):
         in_store(store, plan.items[0], recipe)
     again = plan_of(store, ledger)
@@ -162,7 +152,7 @@ def test_candidate_that_ended_the_judge_is_kept_out(
 @pytest.mark.parametrize(
     ("verdict", "left_out", "second", "problems"),
     [
-        ("unstable", {OTHER}, {ONE}, [None, "why"]),
+        ("unstable", {OTHER}, {ONE}, [None, "so it was"]),
         ("failed", {ONE, OTHER}, {ONE, OTHER}, [None] * 2),
     ],
 )
@@ -174,14 +164,12 @@ def test_next_judge_leaves_it_out_beside_others(
     second: set[str],
     problems: list[str | None],
 ) -> None:
-    why = Failure(kind="crash", code="CP-CRASH", message="why")
+    why = failure_of("crash")
     failure = why if verdict == "failed" else None
-    first = JudgeResult(
-        verdict=verdict, reason="", failure=failure, left_out=dict.fromkeys(left_out, why)
-    )
-    ends = [built(ONE), built(OTHER), Done(handle=0, value=first), judged()]
+    first = judged(verdict, failure=failure, left_out=dict.fromkeys(left_out, why))
+    ends = [built(ONE), built(OTHER), first, judged()]
     outcome, cluster, _ = start(store, ledger, ends, plan_of(store, ledger))
-    assert cluster.judged[1] == second
+    assert set(cluster.requests[-1].builds) == second
     assert [report.problem for report in outcome.candidates] == problems
 
 
@@ -189,11 +177,10 @@ def test_next_judge_leaves_it_out_beside_others(
 def test_failed_revalidation_keeps_the_previous_result(
     store: Store, ledger: Ledger, verdict: str
 ) -> None:
-    first_start(store, ledger, "timeout")
-    num_judges = 3 if verdict == "unstable" else 1
-    outcome, _, notes = start(
-        store, ledger, [built(OTHER), *[judged(verdict)] * num_judges], plan_of(store, ledger)
-    )
+    first_start(store, ledger)
+    failure = failure_of("timeout") if verdict == "failed" else None
+    ends = [built(OTHER), *[judged(verdict, failure=failure)] * 3]
+    outcome, _, notes = start(store, ledger, ends, plan_of(store, ledger))
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     assert notes[-1].endswith("keeping the previous result")
     in_store(store, plan_of(store, ledger).items[0], OTHER)
@@ -203,8 +190,7 @@ def test_failed_revalidation_keeps_the_previous_result(
 
 def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledger) -> None:
     accepting = plan_of(store, ledger, accept_noise=True)
-    done = judged("rejected")
-    noisy = replace(done, value=replace(done.value, clock="disturbed"))
+    noisy = judged("rejected", clock="disturbed")
     outcome, _, _ = start(store, ledger, [built(ONE), built(OTHER), noisy], accepting)
     assert outcome.clock == "disturbed"
     assert plan_of(store, ledger, accept_noise=True).items[0].finished is not None
@@ -226,8 +212,7 @@ def test_real_nodes_time_what_emulated_ones_judged(store: Store, ledger: Ledger)
         return campaigns.plan_of([model], store, ledger, facts=facts).items[0]
 
     item = planned(True)
-    outcome = outcomes.outcome("m", judge_key=item.judge.digest, device_class=HERE, clock="none")
-    record(ledger, item, replace(outcome, verdict="published", version=None))
+    record(ledger, item, replace(campaigns.judged(item, "kept-eager", store), clock="none"))
     assert planned(True).finished is not None
     again = planned(False)
     assert (again.finished, "emulated" in again.why) == (None, True)

@@ -1,4 +1,4 @@
-"""Whatever decodes can be shown: rows of a ledger and manifests with any change to one value."""
+"""Whatever decodes can be shown: rows of a ledger with any change to one value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from freezer.artifact import MANIFEST, Manifest, describe
-from freezer.artifact.description import manifest_markdown
-from freezer.cli.app import app
 from freezer.codec import encode
 from freezer.errors import ColdpressError
 from freezer.store import Store
@@ -33,15 +30,13 @@ from pipeline.reporting import (
     print_report,
     report_page,
 )
-from pipeline.tracking import descriptions
+from pipeline.tracking import campaign_summary
 from pipeline.tracking.campaign_summary import campaign_metrics, summary_table
-from pipeline.tracking.model_files import signature_of
 from pipeline.tracking.run_records import free_tags, run_records
 from tests.support.documents import places
 from tests.support.outcomes import failed, outcome
 from tests.support.past_outcomes import PUBLISHED
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SETTINGS = settings(
     max_examples=150,
     deadline=None,
@@ -114,9 +109,9 @@ def test_outcomes_are_shown(tmp_path: Path, document: Any) -> None:
     place: dict[str, Any] = {"model": made.model, "device_class": made.device_class}
     for other in (replace(PUBLISHED, **place), replace(PUBLISHED, judge_key="k", **place)):
         [encode(change) for change in compare([other], [made]) + compare([made], [other])]
-    descriptions.campaign_description([made])
-    descriptions.model_description(made)
-    descriptions.version_description(made, "./store")
+    campaign_summary.campaign_description([made])
+    campaign_summary.model_description(made)
+    campaign_summary.version_description(made, "./store")
     run_records(made, "c")
     free_tags(made)
     campaign_metrics([made])
@@ -159,24 +154,3 @@ def test_ledgers_are_shown(tmp_path: Path, changed_kind: str) -> None:
                 continue
 
     shown()
-
-
-@given(
-    document=st.sampled_from(["manifest-v1.json", "manifest-full.json"]).flatmap(
-        lambda name: changed(json.loads((GOLDEN / name).read_bytes()))
-    )
-)
-@SETTINGS
-def test_manifests_are_shown(tmp_path: Path, document: Any) -> None:
-    data = json.dumps(document).encode()
-    try:
-        manifest = Manifest.from_bytes(data, origin="it")
-    except ColdpressError:
-        return
-    (tmp_path / MANIFEST).write_bytes(data)
-    for form in ([], ["--json"]):
-        done = CliRunner().invoke(app, ["inspect", str(tmp_path), *form])
-        assert (done.exit_code, done.exception) == (0, None), done.exception
-    [f"{name} {value}".encode() for name, value in describe(manifest, ("portable",))]
-    manifest_markdown(manifest)
-    signature_of(manifest)

@@ -75,20 +75,12 @@ def test_table_shows_verdicts_reasons_and_logs() -> None:
     assert "1 failed, 2 published (1 unchanged) in 5 s" in text
 
 
-@pytest.mark.parametrize(
-    ("uri", "lines"),
-    [
-        ("http://me:secret@host:5000", ["http://host:5000/#/experiments/7/runs"]),
-        ("sqlite:///mlflow.db", [" mlflow ui ", "http://127.0.0.1:5000/#/experiments/7/runs"]),
-    ],
-)
-def test_links_open_mlflows_gains(uri: str, lines: list[str]) -> None:
+def test_links_show_no_password() -> None:
     console = Console(file=io.StringIO(), width=160)
+    uri = "http://me:secret@host:5000"
     print_report(report_of(PUBLISHED, experiment_id="7"), console, tracking_uri=uri)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    found = text.splitlines()[-len(lines) :]
-    assert [part in line for part, line in zip(lines, found, strict=True)] == [True] * len(lines)
-    assert "secret" not in text
+    assert ("http://host:5000/#/experiments/7/runs" in text, "secret" in text) == (True, False)
 
 
 def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:

@@ -14,26 +14,16 @@ from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 from tests.support.raylets import wait_until
 
 
-def lines_of() -> list[str]:
-    """The lines of EVENTS without their times."""
+def test_lines_count_builds_and_judges() -> None:
     console = Console(file=io.StringIO(), width=80)
     with LineDisplay(console, verbose=False) as display:
         display.plan(3, [*WORK, ItemWork(what="n portable")])
         for event in EVENTS:
             display.show(event)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    return [line.split(maxsplit=1)[1] for line in text.splitlines()]
-
-
-def test_lines_count_builds_and_judges() -> None:
-    lines = lines_of()
-    assert lines[:5] == [
-        "3 outcomes to reach, 3 builds to do",
-        "build m cpu-x86-64-v4 (built 0 of 3, validated 0, judged 0 of 3)",
-        "build m portable (built 0 of 3, validated 0, judged 0 of 3)",
-        "built 1 of 3, validated 0, judged 0 of 3",
-        "judge m cpu-x86-64-v4 (built 2 of 3, validated 0, judged 0 of 3)",
-    ]
+    lines = [line.split(maxsplit=1)[1] for line in text.splitlines()]
+    assert lines[0] == "3 outcomes to reach, 3 builds to do"
+    assert lines[3] == "built 1 of 3, validated 0, judged 0 of 3"
     assert lines[5].startswith(f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (built 2 of 3")
     assert CRASH.message not in lines[5], "the report prints it, once"
     assert len(lines) == 6
@@ -55,27 +45,6 @@ def test_skipped_recipes_are_not_waited_for() -> None:
     for event in (EVENTS[0], EVENTS[3], EVENTS[5]):
         progress.add(event)
     assert progress.so_far == "built 1 of 2, validated 0, judged 0 of 2"
-
-
-def test_live_view_shows_outcomes_and_running_items() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    display = LiveDisplay(console)
-    display.plan(5, WORK)
-
-    def drawn() -> str:
-        with console.capture() as capture:
-            console.print(display._bars)
-        return capture.get()
-
-    for event in EVENTS[:4]:
-        display.show(event)
-    assert "built 1 of 3, validated 0, judged 0 of 2" in drawn()
-    assert "build m cpu-x86-64-v4" in drawn()
-    for event in EVENTS[4:]:
-        display.show(event)
-    assert "judged 1 of 2" in drawn()
-    assert "m cpu-x86-64-v4" not in drawn()
-    assert verdict_text(FAILED) in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

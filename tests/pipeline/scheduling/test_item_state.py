@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipeline.failures import decide
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY
-from pipeline.records import Failure, Outcome
+from pipeline.records import Failure
 from pipeline.scheduling.item_state import (
     ItemState,
     Step,
@@ -24,6 +24,7 @@ from pipeline.scheduling.item_state import (
 )
 from pipeline.worker import BuildResult, JudgeResult
 from tests.support.one_node import item_of
+from tests.support.outcomes import outcome
 
 CLASSES = ("cpu-x86-64-v4", "portable")
 RECIPES = ("inductor-frozen", "torchscript-frozen", "portable")
@@ -32,20 +33,6 @@ FAILURES = [(kind, "CP-X") for kind in POLICY] + [("memory", code) for code in B
 
 Name = tuple[str, str | None]
 """Device class and recipe of a task; None is the judge."""
-
-
-def outcome_of_earlier(device_class: str) -> Outcome:
-    return Outcome(
-        model="m",
-        device_class=device_class,
-        verdict="published",
-        reason=None,
-        num_threads=2,
-        source="s",
-        source_key="",
-        judge_key="",
-        cached=True,
-    )
 
 
 def subset(names: Sequence[str]) -> st.SearchStrategy[list[str]]:
@@ -77,7 +64,7 @@ class LifeOfAModel(RuleBasedStateMachine):
         """Take the next state of an item, and count what the step asks for."""
         state = step.state
         device_class = state.item.device_class
-        outcome = state.outcome
+        reached = state.outcome
         before = self.states.get(device_class, state)
         self.states[device_class] = state
         for recipe in step.queue:
@@ -87,13 +74,13 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.starts[name] += 1
         if step.result:
             self.recorded[device_class, step.result.recipe] += 1
-        if outcome is None:
+        if reached is None:
             return
         self.outcomes[device_class] += 1
-        assert (outcome.failure is not None) == (outcome.verdict == "failed")
+        assert (reached.failure is not None) == (reached.verdict == "failed")
         earlier = before.attempts_of(None).failures
         assert (
-            outcome.verdict != "unstable"
+            reached.verdict != "unstable"
             or earlier.count("unstable") == 2
             or len(earlier) == MOST_ATTEMPTS - 1
         )
@@ -108,7 +95,7 @@ class LifeOfAModel(RuleBasedStateMachine):
             missed = tuple(
                 data.draw(subset([recipe for recipe in recipes if recipe not in finished]))
             )
-            before = outcome_of_earlier(name) if missed else None
+            before = outcome("m", device_class=name).as_cached() if missed else None
             item = item_of(name, recipes, missed=missed, before=before)
             state = ItemState(item=item)
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,22 +19,18 @@ from pipeline.tracking.projection import Projection
 from tests.support.raylets import LOOPBACK, free_port
 
 
-def test_a_closed_port_fails_fast() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    started = time.monotonic()
-    with pytest.raises(InfrastructureError, match=rf"MLflow at {uri} failed.*--tracking-uri"):
-        Projection(uri, "closed")
-    assert time.monotonic() - started < 10
-
-
-def test_an_invalid_database_fails_fast(tmp_path: Path) -> None:
+def test_mlflow_that_does_not_answer(tmp_path: Path) -> None:
+    address = f"{LOOPBACK}:{free_port()}"
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     started = time.monotonic()
-    with pytest.raises(InfrastructureError, match="not a database"):
-        Projection(f"sqlite:///{tmp_path}/mlflow.db", "damaged")
-    assert time.monotonic() - started < 10
+    for uri in (f"http://me:secret@{address}", f"sqlite:///{tmp_path}/mlflow.db"):
+        with pytest.raises(InfrastructureError) as caught:
+            Projection(uri, "c")
+        found = finding(uri)
+        assert (found.level, "secret@" in f"{caught.value}{found}") == ("error", False)
+    with pytest.raises(InfrastructureError, match=rf"MLflow at http://{address} failed"):
+        list_registry(f"http://{address}", None, None)
+    assert time.monotonic() - started < 30
 
 
 def test_folders_are_rejected_and_passwords_hidden() -> None:
@@ -95,15 +90,6 @@ def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_imports_are_lazy() -> None:
-    code = (
-        "import sys\nimport pipeline.tracking.projection, pipeline.tracking.process,"
-        " pipeline.tracking.source_models\nassert not {'mlflow', 'torch'} &"
-        " set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def finding(tracking_uri: str | None) -> Finding:
     (found,) = check_mlflow(CheckRequest(tracking_uri=tracking_uri))
     return found
@@ -122,10 +108,3 @@ def test_a_database_that_answers_or_will_be_made(uri: str, tmp_path: Path) -> No
     with pytest.raises(UsageError):
         list_registry(f"sqlite:///{tmp_path}/mlflow.db", None, None)
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow"]
-
-
-def test_mlflow_that_does_not_answer(tmp_path: Path) -> None:
-    found = finding(f"http://me:secret@{LOOPBACK}:{free_port()}")
-    assert (found.level, "secret@" in found.text + found.remedy) == ("error", False)
-    (tmp_path / "mlflow.db").write_text("no database" * 100)
-    assert finding(f"sqlite:///{tmp_path}/mlflow.db").level == "error"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
-import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner, Result
 
@@ -21,11 +18,11 @@ from freezer.store import Store
 from jobs.replay import app
 from pipeline.ledger import Ledger, campaign_lock, ledger_folder
 from tests.support.campaigns import MODELS, run_judged
+from tests.support.commands import finished
 from tests.support.past_outcomes import BAD, DOWN
+from tests.support.raylets import ROOT
 from tests.support.shown import empty_database, shown, without_ids
 from tests.support.steps import HERE, blob_of
-
-ROOT = Path(__file__).parents[3]
 
 
 def replayed(store: Store, uri: str, *arguments: str) -> Result:
@@ -87,45 +84,18 @@ def test_replay_logs_a_campaign_that_ran_without_mlflow(
     assert (parent.info.status, parent.info.start_time) == ("FINISHED", 1_700_000_000_000)
     assert parent.data.params["catalog"] == "catalog.yaml"
     assert summary_of(uri, "down") == [*ALL, ("bad", "auto", "failed", False)]
-    mlflow.set_tracking_uri(uri)
-    assert (
-        mlflow.pyfunc.load_model("models:/first/latest").get_raw_model().manifest.device_class
-        == HERE
-    )
-
-
-def times_of(folder: Path) -> dict[Path, int]:
-    """When the files of runs and models were written, except those of the end of a campaign."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    ends = ("summary.json", "report.html")
-    return {path: path.stat().st_mtime_ns for path in paths if path.name not in ends}
-
-
-def test_a_second_replay_changes_nothing(
-    store: Store, uri: str, artifacts: dict[str, Artifact]
-) -> None:
-    assert run_judged(store, uri, "up", artifacts, problems=(BAD,)).exit_code == 1
-    files = Path(uri.removeprefix("sqlite:///")).parent / "mlruns"
-    before, written = shown(uri), times_of(files)
-    for _ in range(2):
-        done = replayed(store, uri, "up")
-        assert (done.exit_code, done.stdout) == (
-            0,
-            "campaign up: MLflow shows 6 outcomes\n",
-        )
-        assert shown(uri) == before
-    assert times_of(files) == written
 
 
 def test_a_lost_database_is_restored(
     store: Store, uri: str, artifacts: dict[str, Artifact], template: Path, tmp_path: Path
 ) -> None:
     tags = {"team": "risk", "coldpress.source_model": "Joe's"}
+    name = "Joe's-frozen"
     run_judged(
-        store, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen"
+        store, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name=name, apart=True
     )
     before = shown(uri)
-    assert set(before["aliases"]) == {"Joe's-frozen"}
+    assert set(before["aliases"]) == {name}
     assert all(found["team"] == "risk" for found in before["versions"].values())
     again = empty_database(template, tmp_path / "again")
     assert replayed(store, again, "lost").exit_code == 0
@@ -142,12 +112,7 @@ def test_a_killed_campaign_shows_its_final_outcomes(
 ) -> None:
     folders = [f"{name}={artifact.folder}" for name, artifact in artifacts.items()]
     module = [sys.executable, "-W", "ignore", "-m", "tests.support.campaigns"]
-    done = subprocess.run(
-        [*module, str(store.root), DOWN, "killed", "3", *folders],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
+    done = finished(*module, store.root, DOWN, "killed", "3", *folders, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert replayed(store, uri, "killed").stdout.startswith(
         "campaign killed: MLflow shows 2 outcomes"
@@ -184,22 +149,20 @@ def interrupt_at_third(count: int) -> None:
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("tags", [{}, {"team": "risk"}])
 def test_a_resumed_campaign_keeps_its_own_outcomes(
-    store: Store, uri: str, artifacts: dict[str, Artifact], tags: dict[str, str]
+    store: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
     run_judged(store, uri, "stopped", artifacts, after=interrupt_at_third)
     before = shown(uri)["runs"]
     of_another(store, "stopped", speedup=9.0, tags={"team": "fraud"})
-    report = run_judged(store, uri, "stopped", artifacts, tags=tags)
+    report = run_judged(store, uri, "stopped", artifacts)
     assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
-    assert [(o.figures.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, tags)] * 2
+    assert [(o.figures.speedup, o.tags) for o in report.outcomes[:2]] == [(2.0, {})] * 2
     assert summary_of(uri, "stopped") == ALL
     with Ledger(store, "stopped") as ledger:
         kept = [ledger.own("outcome", o.judge_key, o.model) for o in report.outcomes[:2]]
     assert [row.data["outcome"]["speedup"] for row in kept if row] == [2.0, 2.0]
-    if not tags:
-        assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
+    assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
     done = replayed(store, uri, "stopped")
     assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
 

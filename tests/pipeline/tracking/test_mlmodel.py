@@ -117,12 +117,8 @@ def test_torchscript_and_pickle_are_distinguished(
     )
     newer = download(uri, resolve_model(uri, "models:/either/2"), new_folder(tmp_path / "2"))
     second = describe(newer)
-    assert (first.kind, first.needs_trust, second.kind, second.needs_trust) == (
-        "torchscript",
-        False,
-        "pickle",
-        True,
-    )
+    assert (first.kind, first.needs_trust) == ("torchscript", False)
+    assert (second.kind, second.needs_trust) == ("pickle", True)
     for found in (first, second):
         assert found.inputs == [{"shape": ["batch", 4], "dtype": "float32"}]
         assert found.dims == {"batch": {"min": 1, "max": 8}}
@@ -190,15 +186,11 @@ def saved(uri: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     return make
 
 
-def fields(found: Described) -> tuple[Any, Any, dict[str, Any] | None]:
+def fields(found: Described) -> tuple[Any, Any, dict[str, Any]]:
     """Inputs, dims, and dtype and shape of the samples."""
-    if found.samples is None:
-        return found.inputs, found.dims, None
-    return (
-        found.inputs,
-        found.dims,
-        {name: (array.dtype.name, array.shape) for name, array in found.samples.items()},
-    )
+    samples = (found.samples or {}).items()
+    sizes = {name: (array.dtype.name, array.shape) for name, array in samples}
+    return found.inputs, found.dims, sizes
 
 
 BATCH_8 = {"batch": {"min": 1, "max": 8}}
@@ -210,7 +202,7 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
         (
             [tensor("float32", (-1, 4))],
             None,
-            ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, None),
+            ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, {}),
         ),
         (
             [tensor("float32", (-1, 4), "x")],
@@ -233,7 +225,7 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
                 {"ids": ("int64", (3,)), "offsets": ("int64", (1,))},
             ),
         ),
-        (None, None, (None, {}, None)),
+        (None, None, (None, {}, {})),
         (
             [ColSpec("float", name) for name in "abcd"],
             pd.DataFrame(X, columns=list("abcd")),
@@ -243,7 +235,7 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
                 {"input_0": ("float32", (2, 4))},
             ),
         ),
-        (None, [1.0, 2.0], (None, {}, None)),
+        (None, [1.0, 2.0], (None, {}, {})),
     ],
 )
 def test_inputs_are_derived_from_signature_and_example(
@@ -280,31 +272,14 @@ def test_ambiguous_inputs_are_an_error(
     assert describe(folder, inputs=False).inputs is None
 
 
-def test_other_flavors_are_rejected(uri: str, tmp_path: Path) -> None:
-    class Doubling(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-        def predict(self, context: Any, model_input: list[float]) -> list[float]:
-            return [2 * value for value in model_input]
-
-    folder = tmp_path / "model"
-    mlflow.pyfunc.save_model(str(folder), python_model=Doubling(), pip_requirements=REQUIREMENTS)
-    with pytest.raises(
-        SourceError, match=r"flavors python_function; expected pytorch.*by python:MODULE:FUNCTION"
-    ) as caught:
-        describe(folder)
-    assert caught.value.code == "CP-REGISTRY"
-
-
 def test_damaged_files_are_reported(saved: Callable[..., Path]) -> None:
     folder = saved(None)
     text = (folder / "MLmodel").read_text()
     (folder / "MLmodel").write_text(text.replace("model_data: data", "model_data: ../elsewhere"))
-    with pytest.raises(
-        SourceError, match=r"'../elsewhere', which is outside of the model's folder"
-    ):
+    with pytest.raises(SourceError, match=r"'\.\./elsewhere'"):
         describe(folder)
-    (folder / "MLmodel").write_text(text)
     (folder / "data" / "model.pth").unlink()
-    for content in (text, "a: ["):
+    for content in (text, "a: [", text.replace("  pytorch:", "  keras:")):
         (folder / "MLmodel").write_text(content)
         with pytest.raises(SourceError):
             describe(folder)

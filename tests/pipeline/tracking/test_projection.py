@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -12,7 +13,7 @@ from freezer.artifact import (
     MeasuredLatency,
 )
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import CampaignEnd, CampaignStart, outcomes_digest
+from pipeline.tracking import CampaignEnd, CampaignStart, gains_link, outcomes_digest
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
@@ -149,22 +150,58 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
         outcome("one"),
         failed("two", reason="a | b"),
         outcome("three", drift=MeasuredDrift(error_ratio=float("inf"))).as_cached(),
+        outcome(
+            "four", device_class="cpu-x86-64-v4", speedup=4.0, drift=MeasuredDrift(error_ratio=2.5)
+        ),
+        outcome("five", device_class="cpu-x86-64-v4", speedup=3.0),
     ]
     for _ in range(2):
         projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     (parent,) = runs_of(projection, "campaign")
     assert parent.info.status == "FINISHED"
-    assert parent.data.metrics["outcomes/published"] == 2
-    assert parent.data.metrics["outcomes/failed"] == 1
-    assert parent.data.metrics["outcomes/unchanged"] == 1
-    assert parent.data.metrics["build_s/total"] == 5.0
+    expected = {
+        "outcomes/published": 4,
+        "outcomes/failed": 1,
+        "outcomes/unchanged": 1,
+        "build_s/total": 10.0,
+        "speedup/largest": 4.0,
+        "speedup/median": 3.5,
+    }
+    assert expected.items() <= parent.data.metrics.items()
     text = text_of(projection, parent.info.run_id, "summary.json")
     table = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [row["model"] for row in rows] == ["one", "two", "three"]
+    assert [row["model"] for row in rows] == ["one", "two", "three", "four", "five"]
     assert rows[0]["speedup_ci_low"] == 1.8
     assert rows[2]["error_ratio"] is None
     assert len(projection.client.get_metric_history(parent.info.run_id, "outcomes/total")) == 1
+
+
+def test_parameters_of_the_first_pass_stay(projection: Projection) -> None:
+    """MLflow's parameters cannot be changed."""
+    for torch in ("2.13.0", "2.14.0"):
+        again = Projection(projection.tracking_uri, "with parameters")
+        again.start(CampaignStart(catalog="c.yaml", started=0.0, parameters={"torch": torch}))
+        again.finish([], FINISHED)
+        (run,) = runs_of(again, "campaign")
+        assert run.data.params == {"catalog": "c.yaml", "torch": "2.13.0"}
+
+
+def test_views_show_each_candidates_own_problem(projection: Projection) -> None:
+    candidates = (candidate("portable"), candidate("onnxruntime", problem="unsupported"))
+    projection.log_outcome(
+        outcome("kept", verdict="kept-eager", reason="too slow", candidates=candidates)
+    )
+    tags = projection.client.get_experiment(projection.experiment_id).tags
+    address, _, query = gains_link("http://host:5000", projection.experiment_id).partition("?")
+    assert address == f"http://host:5000/#/experiments/{projection.experiment_id}/runs"
+    assert dict(parse_qsl(query))["viewStateShareKey"] == "gains"
+    problems = {}
+    for key in ("gains", "not-published"):
+        view = json.loads(json.loads(tags[f"mlflow.sharedViewState.{key}"])["state"])
+        runs = projection.client.search_runs([projection.experiment_id], view["searchFilter"])
+        problems[key] = {run.data.tags["coldpress.problem"] for run in runs}
+    assert problems == {"gains": set(), "not-published": {"too slow", "unsupported"}}
 
 
 @pytest.mark.parametrize(

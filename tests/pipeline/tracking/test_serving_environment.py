@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ import freezer
 from freezer.artifact import Artifact
 from pipeline.tracking.model_files import REQUIREMENTS
 from pipeline.tracking.projection import Projection
+from tests.support.commands import finished
 from tests.support.outcomes import X, outcome
 from tests.support.projections import registered
 from tests.support.raylets import ROOT
@@ -55,17 +55,8 @@ def test_requirements_are_those_of_the_project() -> None:
 def test_a_version_loads_where_coldpress_is_not_installed(
     version: Projection, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-I",
-        "-W",
-        "ignore",
-        "-c",
-        WITHOUT_FREEZER,
-        version.client.tracking_uri,
-        URI,
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    options = ("-I", "-W", "ignore", "-c", WITHOUT_FREEZER, version.client.tracking_uri, URI)
+    done = finished(sys.executable, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     place, shape = done.stdout.split(maxsplit=1)
     assert place.endswith("/code/freezer.zip/freezer/__init__.py")

@@ -4,7 +4,6 @@ listed.
 
 from __future__ import annotations
 
-import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from freezer.errors import CatalogError, InfrastructureError, SourceError
+from freezer.errors import CatalogError, SourceError
 from freezer.store import NAME
 from pipeline.tracking import (
-    RegistryModel,
-    download,
     list_registry,
     resolve_model,
     slug,
@@ -108,18 +105,6 @@ def test_a_version_that_is_not_ready_is_rejected(registry: str, tmp_path: Path) 
     assert {model.name: model.version for model in list_registry(copy, None, None)}["digits"] == "1"
 
 
-def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
-    down = "http://127.0.0.1:9"
-    model = RegistryModel(name="m", version="1", run_id=None, tags={}, model_uri="models:/m/1")
-    for call in (
-        lambda: resolve_model(down, "models:/m"),
-        lambda: list_registry(down, None, None),
-        lambda: download(down, model, tmp_path),
-    ):
-        with pytest.raises(InfrastructureError, match=r"127.0.0.1:9 failed"):
-            call()
-
-
 @pytest.mark.parametrize(
     ("filter_string", "alias", "expected"),
     [
@@ -155,9 +140,8 @@ def test_list_registry_reads_all_pages(registry: str, monkeypatch: pytest.Monkey
 
 
 def test_slugs_are_names_and_differ_where_names_do() -> None:
-    assert slug("resnet-50.v1_b") == "resnet-50.v1_b"
-    generator = random.Random(0)
-    names = {"".join(generator.choices("aB-._ é1", k=generator.randint(1, 8))) for _ in range(5000)}
-    slugs = {slug(name) for name in names}
-    assert len(slugs) == len(names)
+    names = ("resnet-50.v1_b", "Resnet-50.v1_b", "resnet 50.v1_b", "resnet_50.v1_b", "é", "é ", "-")
+    slugs = [slug(name) for name in names]
+    assert slugs[0] == names[0]
+    assert len(set(slugs)) == len(names)
     assert all(NAME.fullmatch(made) for made in slugs)

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from freezer.errors import BuildError
 from freezer.freezing import in_hand
 from freezer.timing import alone
 from pipeline.records import Failure
@@ -25,7 +24,8 @@ from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
 from pipeline.workspace import is_measured, machine_time
 from tests.support import faults
-from tests.support.raylets import wait_until
+from tests.support.raylets import ROOT, wait_until
+from tests.support.steps import python
 
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""
@@ -58,14 +58,6 @@ def add(a: int, b: int) -> tuple[int, int]:
     return a + b, os.getpid()
 
 
-def raise_compiler_was_killed() -> None:
-    raise BuildError("inductor: g++: fatal error: Killed signal terminated program cc1plus")
-
-
-def raise_gpu_full() -> None:
-    raise BuildError("inductor: CUDA error: out of memory")
-
-
 def hang_with_children(pid_file: str) -> None:
     child = subprocess.Popen(["sleep", "1000"])
     Path(pid_file).write_text(f"{os.getpid()} {child.pid}")
@@ -93,7 +85,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     known = {*before, _Forkserver.running().process.pid}
     assert [child for child in process.children(recursive=True) if child.pid not in known] == []
     if _Forkserver.running().process.pid == server:
-        assert process.num_fds() == handles
+        assert process.num_fds() <= handles
 
 
 def test_result_of_another_process(tmp_path: Path) -> None:
@@ -107,12 +99,6 @@ def test_result_of_another_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
     [
-        (
-            raise_compiler_was_killed,
-            "memory",
-            "requested more memory than its limit of 4.0 GB .*cc1plus.*raise limits.memory_gb",
-        ),
-        (raise_gpu_full, "memory", "out of memory; end other processes on that GPU"),
         (faults.raise_without_words, "error", "_SpeechlessError: no message"),
         (
             faults.save_beyond_a_full_disk,
@@ -167,15 +153,7 @@ def test_timeout_ends_a_child_that_ignores_signals(
     tmp_path: Path, function: Callable[[], None]
 ) -> None:
     end = isolated(tmp_path, function, timeout_s=0.5)
-    assert end.failure is not None
-    assert end.failure.kind == "timeout"
-    assert end.wall_s < 5
-
-
-def test_child_that_kills_its_supervisor_is_a_crash(tmp_path: Path) -> None:
-    failure = failed(tmp_path, faults.kill_its_parent)
-    assert failure.kind == "crash"
-    assert "its supervisor was killed" in failure.message
+    assert (end.failure and end.failure.kind, end.wall_s < 5) == ("timeout", True)
 
 
 def test_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
@@ -189,52 +167,34 @@ import sys
 from pathlib import Path
 from pipeline.worker import sandbox
 from pipeline.worker.supervisor import Bounds
-from tests.pipeline.worker.test_sandbox import add
+from tests.support.faults import limits
 
 sandbox.PRELOAD = ["slow_to_import"]
-sandbox.START_LIMIT_S = float(sys.argv[2])
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     bounds = Bounds(timeout_s=3, memory_bytes=4 * 10**9)
     given = {"folder": folder, "log": folder / "log", "bounds": bounds}
     try:
-        end = sandbox.run_isolated(add, (1, 2), **given)
+        end = sandbox.run_isolated(limits, (), **given)
         print(end.failure is None and end.wall_s < 3)
     except sandbox.InfrastructureError as error:
-        print(error)
+        print(error.code)
 """
-
-
-def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
-    """Run an item with a limit of 3 s in a process whose forkserver first runs some Python."""
-    (folder / "slow_to_import.py").write_text(imports)
-    (folder / "main.py").write_text(SLOW_START)
-    env = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[3]}"}
-    command = [sys.executable, str(folder / "main.py"), str(folder), str(start_limit_s)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+"""Runs an item with a limit of 3 s in a process whose forkserver first runs some Python."""
 
 
 @pytest.mark.parametrize(
-    ("imports", "start_limit_s", "expected"),
+    ("imports", "expected"),
     [
-        ("import time, freezer.timing; time.sleep(4)", 60, "True"),
-        (
-            "import os; os._exit(1)",
-            60,
-            "a child process did not start within 60 s, or its forkserver died",
-        ),
+        ("import time, freezer.timing; time.sleep(4)", "True"),
+        ("import os; os._exit(1)", "CP-INFRASTRUCTURE"),
     ],
 )
-def test_forkserver_start(
-    tmp_path: Path, imports: str, start_limit_s: float, expected: str
-) -> None:
-    """Its duration counts against no limit of the item; one that hangs or dies is an infrastructure
-    error.
-    """
-    found = slowly_started(tmp_path, imports, start_limit_s)
-    assert re.match(expected, found), found
+def test_forkserver_start(tmp_path: Path, imports: str, expected: str) -> None:
+    """It counts against no limit of the item; one that dies is an infrastructure error."""
+    (tmp_path / "slow_to_import.py").write_text(imports)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    assert python(SLOW_START, tmp_path, env=env).splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize("function", [faults.eat, faults.eat_in_children])
@@ -325,7 +285,7 @@ def worker_in(folder: Path, **env: str) -> subprocess.Popen[bytes]:
     (folder / "worker.py").write_text(WORKER)
     return subprocess.Popen(
         [sys.executable, str(folder / "worker.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **env},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         stderr=subprocess.DEVNULL,
     )
 
@@ -447,7 +407,8 @@ def test_worker_and_supervisor_killed_during_a_pause(tmp_path: Path) -> None:
         whole = supervisor.children(recursive=True)
         below = [each for each in whole if each.status() != psutil.STATUS_ZOMBIE]
         with machine_time.alone():
-            wait_until(lambda: all(each.status() == "stopped" for each in below), "they pause")
+            still = ("stopped", psutil.STATUS_ZOMBIE)
+            wait_until(lambda: all(each.status() in still for each in below), "they pause")
             supervisor.kill()
             worker.kill()
             _, alive = psutil.wait_procs([forkserver, supervisor, *below], timeout=10)

@@ -82,20 +82,12 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     report = decode(FreezingReport, candidate.reports["payloads/all.pt"], origin="here")
-    assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
-    assert len(report.constants) == 10, "the ledger keeps short lists"
-    assert (candidate.capture, candidate.lowering) == ("trace", "torchscript")
-    assert (
-        JudgeResult.from_json(
-            json.loads((judged_folder(tmp_path, "j", "good", why) / "result.json").read_text())
-        )
-        == result
-    )
-    freezing = Artifact.read(
-        judged_folder(tmp_path, "j", "good", why) / "artifact"
-    ).manifest.freezing
+    assert len(report.constants) == 10 < report.num_constants, "the ledger keeps short lists"
+    folder = judged_folder(tmp_path, "j", "good", why)
+    assert JudgeResult.from_json(json.loads((folder / "result.json").read_text())) == result
+    freezing = Artifact.read(folder / "artifact").manifest.freezing
     assert freezing.failures == why
-    assert len(freezing.reports["payloads/all.pt"].constants) == 24
+    assert len(freezing.reports["payloads/all.pt"].constants) == report.num_constants
 
 
 def test_death_in_a_further_build_leaves_the_verdict(
@@ -152,15 +144,6 @@ def test_portable_does_not_fail_the_class_beside_it(
         assert kind_of(of_portable) == "disk"
 
 
-def test_final_failure_is_read_back(tmp_path: Path) -> None:
-    workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
-    request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
-    first = judge(request)
-    assert (first.verdict, kind_of(first), first.has_artifact) == ("failed", "source", False)
-    assert first.judge_s > 0
-    assert judge(request) == first, "with the same duration: it was read"
-
-
 def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
     """Write a result of the model `good`, as a judge does."""
     folder = judged_folder(store, "j", "good", missing)
@@ -183,7 +166,8 @@ def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
         == before
     )
     again = judge(both)
-    assert kind_of(again) == "source", "it was judged"
+    assert (again.verdict, kind_of(again), again.has_artifact) == ("failed", "source", False)
+    assert again.judge_s > 0, "it was judged"
     assert judge(both) == again
     assert judged_folder(tmp_path, "j", "good", ["inductor-frozen"]).is_dir(), (
         "another campaign may need it"
@@ -249,17 +233,12 @@ def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
         assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "pipeline.worker.judge_task",
-        "pipeline.tracking.process",
-    ],
-)
-def test_drivers_and_workers_import_no_torch(module: str) -> None:
+def test_drivers_and_workers_import_no_torch() -> None:
     """It would cost each of them two seconds and 180 MB; children import it."""
-    code = f"import sys, {module}; print(sorted({{'torch', 'mlflow'}} & set(sys.modules)))"
-    assert python(code).splitlines()[-1] == "[]"
+    modules = ", ".join(f"pipeline.tracking.{name}" for name in ("process", "source_models"))
+    code = f"import sys, pipeline.worker.judge_task, {modules}"
+    left = python(f"{code}; print(sorted({{'torch', 'mlflow'}} & set(sys.modules)))")
+    assert left.splitlines()[-1] == "[]"
 
 
 NOBODY = 65534
@@ -275,7 +254,7 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to come before others")
 @pytest.mark.parametrize(
-    ("before", "user", "after"), [(15, 0, -10), (-15, 0, -15), (15, NOBODY, 15), (0, NOBODY, 0)]
+    ("before", "user", "after"), [(15, 0, -10), (-15, 0, -15), (15, NOBODY, 15)]
 )
 def test_judge_takes_the_best_allowed_niceness(before: int, user: int, after: int) -> None:
     code = RUN.format(before=before, user=user)

@@ -17,13 +17,7 @@ from pipeline.workspace import (
     staging_folder,
 )
 from pipeline.workspace.machine_time import ABANDONED_S
-
-
-def a_dead_process() -> str:
-    """A pid without a process."""
-    return subprocess.run(
-        ["sh", "-c", "echo $$"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+from tests.support.commands import output
 
 
 def staged(store: Path) -> list[str]:
@@ -31,7 +25,7 @@ def staged(store: Path) -> list[str]:
 
 
 def test_folders_of_killed_workers_are_removed(tmp_path: Path) -> None:
-    dead = a_dead_process()
+    dead = output("sh", "-c", "echo $$").strip()
     with staging_folder(str(tmp_path)) as mine:
         (mine / "kept").touch()
         host, boot, namespace, pid, _ = mine.name.split("~")
@@ -58,7 +52,7 @@ def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None
     """Of another machine with the same host name, of an earlier boot, or named by an earlier
     release.
     """
-    dead = a_dead_process()
+    dead = output("sh", "-c", "echo $$").strip()
     long_ago = time.time() - ABANDONED_S - 3600
     with staging_folder(str(tmp_path)) as mine:
         namespace = mine.name.split("~")[2]

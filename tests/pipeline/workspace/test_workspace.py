@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
-from freezer.freezing.sources import parse_source
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import (
@@ -122,21 +120,11 @@ def test_damaged_files_are_rejected(bucket: str, s3_address: str, tmp_path: Path
 
 
 def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) -> None:
-    (tmp_path / "catalog").mkdir()
-    (tmp_path / "catalog" / "ranker.py").write_text(
-        "import helper\n\ndef model():\n    return helper.made()\n"
-    )
-    (tmp_path / "catalog" / "helper.py").write_text(
-        "import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n"
-    )
-    given = replace(
-        entry("ranker", tmp_path / "catalog"),
-        source=parse_source(
-            "python:ranker:model",
-            folder=tmp_path / "catalog",
-            search_path=(str(tmp_path / "catalog"),),
-        ),
-        search_path=(str(tmp_path / "catalog"),),
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    given = entry("ranker", catalog)
+    (catalog / "mod.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Linear(2, 2)\n"
     )
     driver = machine(bucket, tmp_path / "driver")
     digests = FileDigests(tmp_path / "digests.json")
@@ -150,10 +138,7 @@ def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) 
         node = machine(bucket, tmp_path / name)
         here: Entry = download_sources(as_sent, node)
         assert Path(here.search_path[0]).is_relative_to(tmp_path / name)
-        assert {path.name for path in Path(here.search_path[0]).iterdir()} == {
-            "ranker.py",
-            "helper.py",
-        }
+        assert [path.name for path in Path(here.search_path[0]).iterdir()] == ["mod.py"]
         assert download_sources(as_sent, node) == here
     again = Materials(driver.root, "sqlite://", digests, place=driver)
     again.ship_from_now_on()

@@ -4,15 +4,13 @@ device class.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import gc
-import json
 import operator
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,12 +22,11 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
-from freezer.freezing.lowering.inductor.compiler_trial import try_compiler
-from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
+from freezer.freezing.lowering.inductor.compiler_trial import cuda_toolkit, try_compiler
 from freezer.freezing.lowering.inductor.objects import (
-    clean_layout,
     reproducible,
     reused_objects,
+    weights_table,
 )
 from freezer.freezing.lowering.inductor.precision import (
     PACKED,
@@ -62,7 +59,7 @@ from freezer.freezing.recipes import BESIDE, RECIPES, Settings
 from freezer.freezing.target import Target, packed_layouts
 from freezer.hardware import DeviceClass
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
+from freezer.runtime.native import TABLE
 from freezer.runtime.tensors import program_bytes, program_dtypes
 from freezer.runtime.torch_settings import plain_precision
 from freezer.spec import FLOAT32
@@ -135,10 +132,7 @@ def _build(
         phases_s=phases_s,
         instructions=instructions,
         instructions_of=target.device_class.name,
-        notes=(
-            *report.notes,
-            f"The weights are stored {stored} ({size_mb:.1f} MB).",
-        ),
+        notes=(f"The weights are stored {stored} ({size_mb:.1f} MB).",),
     )
     texts = {GRAPH: shortened(watched.graph), CODE: watched.code}
     return Lowered(report=report, texts=texts, layouts=layouts)
@@ -327,35 +321,6 @@ def known(config: Mapping[str, object]) -> dict[str, object]:
 
     names = inductor.get_config_copy().keys()
     return {name: value for name, value in config.items() if name in names}
-
-
-def weights_table(graph: Any) -> str:
-    """The table that the loader reads: the constants of Inductor's GraphLowering in the order and
-    at the positions of its file.
-    """
-    entries: list[dict[str, object]] = []
-    position = 0
-    for name in graph.constants:
-        if name in graph.folded_constants:
-            continue
-        tensor = graph.get_original_value_of_constant(name)
-        packed = None
-        if tensor.is_mkldnn:
-            layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
-            packed = base64.b64encode(clean_layout(bytes(layout.tolist()))).decode()
-        entry = WeightEntry(
-            name=name,
-            position=position,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            stride=() if packed else tuple(tensor.stride()),
-            offset=0 if packed else tensor.storage_offset(),
-            packed=packed,
-        )
-        size = torch.ops.mkldnn._nbytes(tensor) if packed else tensor.untyped_storage().nbytes()
-        entries.append(asdict(entry))
-        position += -(-size // ALIGNMENT) * ALIGNMENT
-    return json.dumps({"size_bytes": position, "constants": entries})
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:

@@ -1,5 +1,5 @@
-"""Compiled objects that builds share: models of one architecture have the same C++ whatever their
-weights, and g++ takes most of a build.
+"""Tables of the weights beside a library, and compiled objects that builds share: models of one
+architecture have the same C++ whatever their weights, and g++ takes most of a build.
 
 An object is stored under a digest of everything that it is made of: the source, the compiler and
 its version, the command, and the versions of torch and libc, which its headers are of. It contains
@@ -8,14 +8,17 @@ its own digest: a truncated or changed one is compiled again.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import re
 import struct
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from unittest import mock
 import torch
 
 from freezer.files import make_folder, move, scratch_folder, write_whole
+from freezer.runtime.native import ALIGNMENT, WeightEntry
 
 MAX_BYTES = 1_000_000_000
 """Size of the stored objects above which those that were not used for longest are removed."""
@@ -73,6 +77,35 @@ def clean_layout(layout: bytes) -> bytes:
         return layout
     fields = _LAYOUT.unpack(layout)
     return _LAYOUT.pack(*fields) if fields[_KIND] == _BLOCKED else layout
+
+
+def weights_table(graph: Any) -> str:
+    """The table that the loader reads: the constants of Inductor's GraphLowering in the order and
+    at the positions of its file.
+    """
+    entries: list[dict[str, object]] = []
+    position = 0
+    for name in graph.constants:
+        if name in graph.folded_constants:
+            continue
+        tensor = graph.get_original_value_of_constant(name)
+        packed = None
+        if tensor.is_mkldnn:
+            layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
+            packed = base64.b64encode(clean_layout(bytes(layout.tolist()))).decode()
+        entry = WeightEntry(
+            name=name,
+            position=position,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stride=() if packed else tuple(tensor.stride()),
+            offset=0 if packed else tensor.storage_offset(),
+            packed=packed,
+        )
+        size = torch.ops.mkldnn._nbytes(tensor) if packed else tensor.untyped_storage().nbytes()
+        entries.append(asdict(entry))
+        position += -(-size // ALIGNMENT) * ALIGNMENT
+    return json.dumps({"size_bytes": position, "constants": entries})
 
 
 @contextlib.contextmanager

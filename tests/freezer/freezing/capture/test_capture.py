@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +10,8 @@ from freezer.errors import CaptureError
 from freezer.freezing.models import Subject, SubjectOptions, prepare
 from freezer.freezing.recipes import CaptureName
 from freezer.spec import declared_spec
-from tests.support.models import Calling, Counter, Mlp, mlp, seeded
-from tests.support.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
+from tests.support.models import Calling, Counter, Layers, Mlp, mlp, seeded
+from tests.support.steps import captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -30,15 +28,6 @@ class Running(nn.Module):
         return nn.functional.batch_norm(x, self.mean, self.var, training=True)  # type: ignore[arg-type]
 
 
-def test_export_names_changed_buffers() -> None:
-    captured = captured_by(subject_of(seeded(Counter), {"x": X}), "export")
-    assert captured.mutates == ("model.count",)
-    captured = captured_by(subject_of(seeded(Running), {"x": X}), "export")
-    assert captured.mutates == ("model.mean", "model.var")
-    for model in (mlp(), Calling(lambda x: torch.relu_(x * 2))):
-        assert captured_by(subject_of(model, {"x": X}), "export").mutates == ()
-
-
 class InPlace(nn.Module):
     """Changes a buffer through a view of it."""
 
@@ -53,33 +42,26 @@ class InPlace(nn.Module):
         return self.last * 1
 
 
-def test_activations_in_place_change_no_state() -> None:
-    assert captured_by(subject_of(InPlace(), {"x": X}), "export").mutates == ("model.last",)
-    layers = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)).eval()
-    subject = subject_of(layers, {"input": random_inputs(3, 2, 5)})
-    assert captured_by(subject, "export").mutates == ()
-
-
-class Attention(nn.Module):
-    """Eager's fast path gives a contiguous result, an exported program a transposed one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        out, weights = self.attention(x, x, x)
-        return {"out": out, "weights": weights}
-
-
-def test_outputs_get_eagers_layout(tmp_path: Path) -> None:
-    x = random_inputs(2, 5, 8)
-    subject = subject_of(seeded(Attention), {"x": x}, {"x": {0: BATCH}})
-    candidate = candidate_of(subject, "portable", tmp_path / "candidate")
-    assert candidate.capture == "export"
-    with torch.no_grad():
-        expected = subject.model(x)
-    assert candidate.open(subject)(x)["out"].stride() == expected["out"].stride()
+@pytest.mark.parametrize(
+    ("model", "x", "mutates"),
+    [
+        (seeded(Counter), X, ("model.count",)),
+        (Running(), X, ("model.mean", "model.var")),
+        (InPlace(), X, ("model.last",)),
+        (mlp(), X, ()),
+        (Calling(lambda x: torch.relu_(x * 2)), X, ()),
+        (
+            Layers(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)),
+            random_inputs(3, 2, 5),
+            (),
+        ),
+    ],
+)
+def test_export_names_changed_buffers(
+    model: nn.Module, x: Tensor, mutates: tuple[str, ...]
+) -> None:
+    """Activations in place change none."""
+    assert captured_by(subject_of(model, {"x": x}), "export").mutates == mutates
 
 
 class Remembering(nn.Module):

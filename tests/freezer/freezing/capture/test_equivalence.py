@@ -60,10 +60,8 @@ def differing(right: Callable[[Tensor], Any], traced: Callable[[Tensor], Any]) -
     [
         (lambda x: x, lambda x: x * 2),
         (nudging, lambda x: nudging(x) + 0.01),
-        (lambda x: x, lambda x: x[:1]),
         (lambda x: (x, x), lambda x: (x, x.half())),
         (lambda x: x.int(), lambda x: x.int() + 1),
-        (lambda x: x, lambda x: x / 0),
         (lambda x: torch.complex(x, x), lambda x: torch.complex(x, -x)),
         (lambda x: (x, x), lambda x: (x,)),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from freezer.freezing.capture import Attempt, trace
 from freezer.freezing.models import Subject
 from freezer.spec import Dim
 from tests.support.lines import place_of
-from tests.support.models import Branching, Calling, Halving, seeded
+from tests.support.models import Branching, Calling, Halving, Stateful, seeded
 from tests.support.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -26,11 +28,32 @@ def subject(model: nn.Module, *, dynamic: bool = False) -> Subject:
     return subject_of(model, {"x": X}, {"x": {0: BATCH}} if dynamic else {})
 
 
-@pytest.mark.parametrize(("model", "part"), [(Branching, "x.sum()"), (Halving, "while")])
-def test_trace_refuses_models_that_read_values(model: type[nn.Module], part: str) -> None:
-    with pytest.raises(CaptureError, match=re.escape(place_of(model.forward, part))) as caught:
-        captured_by(subject(model(), dynamic=True), "trace")
+def as_numpy(x: Tensor) -> Tensor:
+    return x * float(np.asarray(x).sum())
+
+
+def num_positive(x: Tensor) -> Tensor:
+    positive = x[x > 0]
+    return positive * 2 if positive.shape[0] > 3 else positive
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        (Branching(), "x.sum()"),
+        (Halving(), "while"),
+        (Stateful(), "self.count) > 3"),
+        (Calling(lambda x: x * x.sum().item()), ""),
+        (Calling(as_numpy), "asarray"),
+        (Calling(num_positive), "shape[0]"),
+    ],
+)
+def test_trace_refuses_models_that_read_values(model: Any, part: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        captured_by(subject(model, dynamic=True), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
+    read_by = model.function if isinstance(model, Calling) else model.forward
+    assert place_of(read_by, part) in str(caught.value)
 
 
 def test_values_read_only_at_other_sizes_are_found() -> None:

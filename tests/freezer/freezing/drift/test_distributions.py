@@ -17,7 +17,14 @@ import freezer
 from freezer.freezing.drift import distribution_problem, sampled
 from freezer.freezing.drift.distributions import NUM_RUNS
 from freezer.freezing.judging import Judgement
-from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.steps import (
+    artifact_of,
+    candidate_of,
+    judgement_of,
+    quickly,
+    random_inputs,
+    subject_of,
+)
 
 X = random_inputs(4, 16)
 
@@ -154,12 +161,6 @@ def test_shapes_that_vary_are_reported() -> None:
 
 def test_artifact_that_draws_integers_loads(tmp_path: Path) -> None:
     """The canary does not expect the integers that were drawn for the golden outputs."""
-    result = freezer.freeze(
-        Sampling().eval(),
-        [X],
-        out=tmp_path / "made",
-        options=replace(QUICK_OPTIONS, recipes=["torchscript-frozen"]),
-    )
-    assert result.artifact is not None, result.reason
-    ids, _ = freezer.load(str(tmp_path / "made"))(X)
+    artifact = artifact_of(quickly(Sampling(), [X], tmp_path / "made"))
+    ids, _ = freezer.load(artifact.folder)(X)
     assert ids.shape == (4, 4)

@@ -16,7 +16,15 @@ import freezer
 from freezer.freezing.drift import at_ties
 from freezer.freezing.judging import Judgement
 from tests.support.drift_calls import call
-from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.models import Layers
+from tests.support.steps import (
+    artifact_of,
+    candidate_of,
+    judgement_of,
+    quickly,
+    random_inputs,
+    subject_of,
+)
 
 X = random_inputs(16, 64)
 Head = Callable[[Tensor], Any]
@@ -81,10 +89,8 @@ def judged(head: Head, folder: Path, x: Tensor = X, **served: Any) -> Judgement:
 
 @pytest.mark.parametrize("head", [ids, above, angles])
 def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
-    found = judged(head, tmp_path, X[:4] if head is angles else X, in_parts=True)
+    found: Any = judged(head, tmp_path, X[:4] if head is angles else X, in_parts=True)
     assert found.verdict == "published", found.reason
-    assert found.winner is not None
-    assert found.winner.drift is not None
     assert sum(row.num_ties for row in found.winner.drift.rows) > 0
     assert found.winner.ties
 
@@ -105,29 +111,16 @@ def test_other_differences_are_rejected(head: Head, wrong: dict[str, Any], tmp_p
 
 
 def test_artifact_with_ties_loads(tmp_path: Path) -> None:
-    """The golden outputs have the artifact's own answers at ties, so the canary finds them
-    equal.
+    """The golden outputs have the artifact's own answers at ties, so the canary finds them equal.
+    Freezing folds the norm into the layer, which changes the rounding.
     """
-
-    class Folded(nn.Sequential):
-        """Freezing folds the norm into the layer, which changes the rounding."""
-
-        def forward(self, x: Tensor) -> Any:
-            for layer in self:
-                x = layer(x)
-            return x.softmax(-1).argsort(-1)
-
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(5000)
     norm.running_mean, norm.running_var = torch.randn(5000), torch.rand(5000) + 0.5
-    model = Folded(nn.Linear(64, 5000), norm).eval()
-    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(model, [X], out=tmp_path / "made", options=options)
-    assert result.artifact is not None, result.reason
-    assert result.judgement is not None
-    assert result.judgement.best is not None
+    model = Layers(nn.Linear(64, 5000), norm, then=lambda y: y.softmax(-1).argsort(-1))
+    result: Any = quickly(model, [X], tmp_path / "made")
     assert result.judgement.best.ties, "the example needs ties"
-    assert freezer.load(str(tmp_path / "made"))(X).shape == (16, 5000)
+    assert freezer.load(artifact_of(result).folder)(X).shape == (16, 5000)
 
 
 def test_answers_must_be_eagers_or_the_references() -> None:
@@ -138,8 +131,7 @@ def test_answers_must_be_eagers_or_the_references() -> None:
     e, c, rerun = r.clone(), r.clone(), r.clone()
     e[0], c[1], e[1], c[2], rerun[2] = 9, 2, 9, 9, 9
     given = call(r, e, c)
-    found = at_ties([given], {0}, lambda _: [[rerun]])
-    assert found is not None
+    found: Any = at_ties([given], {0}, lambda _: [[rerun]])
     (settled,), places = found
     assert places[0][0].nonzero().flatten().tolist() == [0, 1, 2]
     assert torch.equal(settled.eager[0], c)
@@ -156,8 +148,7 @@ def test_misplaced_values_must_be_reruns(value: float) -> None:
     c[3] = rerun[3] = value
     e[5] = value
     for only in (True, False):
-        found = at_ties([call(r, e, c)], {0}, lambda _: [[rerun]], only_misplaced=only)
-        assert found is not None
+        found: Any = at_ties([call(r, e, c)], {0}, lambda _: [[rerun]], only_misplaced=only)
         assert found[1][0][0].nonzero().flatten().tolist() == [3, 5]
     beyond, others = c.clone(), [c.clone() for _ in range(2)]
     beyond[5] = 100
@@ -173,8 +164,7 @@ def test_eagers_own_flip_does_not_widen_the_gate() -> None:
     e, c = r.float(), r.float()
     e[3] += 0.01
     c[5] += 0.01
-    found = at_ties([call(r, e, c)], {0}, lambda _: [[c]])
-    assert found is not None
+    found: Any = at_ties([call(r, e, c)], {0}, lambda _: [[c]])
     (settled,), _ = found
     assert torch.allclose(settled.eager[0].double()[:5], r[:5])
 

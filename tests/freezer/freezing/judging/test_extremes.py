@@ -15,22 +15,12 @@ from torch.nn import functional as F  # noqa: N812
 from freezer.freezing.judging import Judgement
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
+from tests.support.models import Calling
 from tests.support.models_torchscript import LateState
 from tests.support.steps import ANY_SPEED, candidate_of, judgement_of, subject_of
 
 
-class Function(nn.Module):
-    """A model without weights."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
-class Masked(Function):
+class Masked(Calling):
     """The same with a mask."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
@@ -77,7 +67,7 @@ Model = Callable[..., Tensor]
     ],
 )
 def test_wrong_extreme_values_are_rejected(right: Model, wrong: Model, tmp_path: Path) -> None:
-    found = judged(Function(right), Function(wrong), tmp_path, {"x": X})
+    found = judged(Calling(right), Calling(wrong), tmp_path, {"x": X})
     assert found.verdict == "rejected", found.reason
 
 
@@ -95,8 +85,8 @@ def test_sizes_beside_a_multiple_of_16_are_tried(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         scripted = torch.jit.script(odd_tail)
     found = judged(
-        Function(lambda x: x * 2),
-        Function(lambda x: scripted(x)),
+        Calling(lambda x: x * 2),
+        Calling(lambda x: scripted(x)),
         tmp_path,
         {"x": X},
         dims=LENGTH,
@@ -107,8 +97,8 @@ def test_sizes_beside_a_multiple_of_16_are_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limits", [ANY_SPEED, replace(ANY_SPEED, nan="keep")])
 def test_lost_nan_is_reported_or_refused(limits: Any, tmp_path: Path) -> None:
     found = judged(
-        Function(F.relu),
-        Function(lambda x: torch.where(x > 0, x, 0.0)),
+        Calling(F.relu),
+        Calling(lambda x: torch.where(x > 0, x, 0.0)),
         tmp_path,
         {"x": X},
         limits=limits,
@@ -121,7 +111,7 @@ def test_lost_nan_is_reported_or_refused(limits: Any, tmp_path: Path) -> None:
 
 
 def test_state_that_shows_late_is_rejected(tmp_path: Path) -> None:
-    subject = subject_of(Function(lambda x: x * 2), {"x": X})
+    subject = subject_of(Calling(lambda x: x * 2), {"x": X})
     with torchscript_deprecations_silenced():
         stateful = subject_of(torch.jit.script(LateState()), {"x": X})
     candidate = candidate_of(stateful, "torchscript-exact", tmp_path / "made")
@@ -142,5 +132,5 @@ def test_harmless_rewrites_are_published(tmp_path: Path) -> None:
         ranked = h[:, 32:] @ weight[32:] + h[:, :32] @ weight[:32]
         return {"h": h, "exp": x.exp(), "rank": ranked.argmax(-1), "norm": F.normalize(x)}
 
-    found = judged(Function(right), Function(served), tmp_path, {"x": X}, dims=LENGTH)
+    found = judged(Calling(right), Calling(served), tmp_path, {"x": X}, dims=LENGTH)
     assert found.verdict == "published", found.reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,10 +119,8 @@ def winner_after(monkeypatch: pytest.MonkeyPatch, **milliseconds: float) -> Judg
 
 
 def test_both_processes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = winner_after(monkeypatch, eager=20.0, a=10.5, b=10.0)
-    assert found.winner is not None
+    found: Any = winner_after(monkeypatch, eager=20.0, a=10.5, b=10.0)
     assert found.winner.recipe == "b"
-    assert found.winner.speedup is not None
     assert found.winner.speedup.value == pytest.approx((2.0 * 20 / 10.2) ** 0.5, rel=1e-3)
     assert found.eager_ms["p50"] == 20.0
     slow = winner_after(monkeypatch, eager=20.0, a=40.0, b=40.0)
@@ -207,26 +204,6 @@ def test_fresh_process_that_hangs_or_fails_ends(tmp_path: Path) -> None:
         answer_of(tmp_path, 2, sleep_s=60)
     with pytest.raises(JudgeError, match="could not count: NameError"):
         answer_of(tmp_path, 60, sleep_s="missing")
-
-
-def test_second_process_is_alone_while_it_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It imports torch and opens payloads beside other work."""
-    turns_s: list[float] = []
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        turns_s.append(time.monotonic() - started)
-
-    monkeypatch.setattr("freezer.timing.machine._alone", [turn])
-    started = time.monotonic()
-    found = near_anything(subject_of(mlp(), {"x": random_inputs(2, 4)}), tmp_path, monkeypatch)
-    assert "; timed in two processes" in found.reason
-    assert len(turns_s) == 2
-    assert turns_s[1] < (time.monotonic() - started) / 2
 
 
 def test_model_that_cannot_be_pickled_is_published(

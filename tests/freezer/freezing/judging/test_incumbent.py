@@ -120,14 +120,11 @@ def test_slower_artifact_replaces_if_allowed(
     found = judged(slow, changed(published, provenance={"weights": weights}), limits)
     assert (found.verdict, found.winner is None) == (verdict, verdict == "kept-previous")
     assert says in found.reason
-    previous = found.previous
-    assert previous is not None
+    previous: Any = found.previous
     assert (previous.version, previous.same_weights, previous.problem) == (3, same_weights, None)
-    assert previous.speedup_ci is not None
     assert previous.speedup_ci[1] < 0.9
-    recorded = published.manifest.drift.error_ratio
     assert previous.error_ratio is not None
-    assert same_weights or previous.error_ratio == recorded
+    assert same_weights or previous.error_ratio == published.manifest.drift.error_ratio
 
 
 @pytest.mark.parametrize(
@@ -144,16 +141,23 @@ def test_lower_precision_has_to_be_faster(
     """Its error ratio is compared with none."""
     drift = mock.Mock(summary=lambda: {"error_ratio": 2e5})
     winner = Trial(candidate=replace(slow, precision=after), drift=drift)
-    same = Speedup(value=1.0, low=0.9, high=1.1)
-    record = PreviousRecord(version=3, artifact="sha256:3", recipe=RECIPE, torch="2.13.0")
+    same, fast = (Speedup(value=value, low=0.9 * value, high=1.1 * value) for value in (1.0, 2.0))
+    record = PreviousRecord(
+        version=3,
+        artifact="sha256:3",
+        recipe=RECIPE,
+        torch="2.13.0",
+        same_weights=True,
+        error_ratio=1.2,
+    )
     judgement = Judgement(
         trials=(winner,),
         reference=mock.Mock(),
         verdict="published",
         winner=winner,
         cells=(mock.Mock(faster=lambda *_: same),),
-        previous=replace(record, same_weights=True, error_ratio=1.2),
-        old=Trial(candidate=replace(slow, precision=before)),
+        previous=record,
+        old=Trial(candidate=replace(slow, precision=before), speedup=fast),
     )
     found = compare_with_incumbent(rules(), judgement)
     assert found.verdict == verdict
@@ -166,62 +170,52 @@ def test_disturbed_judge_inherits_the_earlier_speed(
     """The speed belongs to the architecture; of another one it is not inherited."""
     target = target_here(HERE, 2)  # with one thread, CPU time would decide
     session = session_of(subject(SLOW), target, policy=replace(QUICK, busy_limit=-1e9))
-    own = architecture_digest(session.subject, session.target)
-    assert published.manifest.latency is not None
-    speed = replace(
-        published.manifest.latency, num_threads=2, speedup=2.0, speedup_ci=(1.9, 2.1), clock="wall"
-    )
-    for architecture, inherits in ((own, True), ("another", False)):
+    own: Any = published.manifest.latency
+    figures = {"speedup": 2.0, "speedup_ci": (1.9, 2.1), "clock": "wall"}
+    speed = replace(own, num_threads=2, **figures)
+
+    def found(architecture: str) -> Judgement:
         origin = {"weights": "sha256:other", "architecture": architecture}
-        found = judge(session, [slow], changed(published, provenance=origin, latency=speed))
-        assert (found.verdict, found.winner is not None) == ("unstable", inherits)
-        if inherits:
-            made = assemble(session, found, dest=tmp_path / "a", provenance={}, failures={})
-            latency = made.manifest.latency
-            assert latency is not None
-            assert (made.manifest.verdict, latency.inherited, latency.speedup) == ("unstable", 3, 2)
-            (trial,) = found.trials
-            assert made.manifest.drift.error_ratio == trial.measured.drift.error_ratio
+        return judge(session, [slow], changed(published, provenance=origin, latency=speed))
+
+    other = found("another")
+    assert (other.verdict, other.winner) == ("unstable", None)
+    inheriting = found(architecture_digest(session.subject, session.target))
+    assert inheriting.verdict == "unstable"
+    made = assemble(session, inheriting, dest=tmp_path / "a", provenance={}, failures={})
+    latency: Any = made.manifest.latency
+    assert (made.manifest.verdict, latency.inherited, latency.speedup) == ("unstable", 3, 2)
+    (trial,) = inheriting.trials
+    assert made.manifest.drift.error_ratio == trial.measured.drift.error_ratio
 
 
 def test_faster_artifact_replaces(slow: Candidate, published: Incumbent, tmp_path: Path) -> None:
     fast = candidate_of(subject(), RECIPE, tmp_path / "fast", TARGET)
-    incumbent = replace(
-        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
-    )
-    found = judged(fast, incumbent, model=subject())
+    incumbent = replace(changed(published, payloads=slow.payloads), folder=slow.folder)
+    found: Any = judged(fast, incumbent, model=subject())
     assert found.verdict == "published"
-    assert found.previous is not None
-    assert found.previous.speedup is not None
     assert found.previous.speedup > 1.1
 
 
 def test_payload_of_a_candidate_competes_once(slow: Candidate, published: Incumbent) -> None:
-    same = replace(
-        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
-    )
-    found = judged(slow, same)
+    same = replace(changed(published, payloads=slow.payloads), folder=slow.folder)
+    found: Any = judged(slow, same)
     assert (found.verdict, found.previous) == ("published", None)
-    assert found.sampling is not None
     assert sorted(found.sampling.samples_ms) == ["eager", RECIPE]
 
 
 def test_artifact_that_cannot_be_compared_is_replaced(
     slow: Candidate, published: Incumbent, tmp_path: Path
 ) -> None:
-    other = subject(0, 1.0)
-    drifting = candidate_of(other, RECIPE, tmp_path / "drifting", TARGET)
+    drifting = candidate_of(subject(0, 1.0), RECIPE, tmp_path / "drifting", TARGET)
+    refused = "canary: this machine computes different results"
     for incumbent, problem in (
-        (
-            replace(published, problem="canary: this machine computes different results"),
-            "canary: this machine",
-        ),
+        (replace(published, problem=refused), refused),
         (changed(published, inputs=subject(rows=3).spec), "its inputs or outputs differ"),
         (replace(published, folder=drifting.folder), "it does not pass today's drift gate: "),
     ):
-        found = judged(slow, incumbent)
+        found: Any = judged(slow, incumbent)
         assert found.verdict == "published", problem
-        assert found.previous is not None
         assert problem in str(found.previous.problem)
 
 

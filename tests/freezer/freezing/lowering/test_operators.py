@@ -19,7 +19,6 @@ from freezer.freezing.lowering import check_operators
 from freezer.freezing.lowering.lowered import operators_of
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
 from tests.support.models import Calling, Counter, seeded
 from tests.support.steps import HERE, random_inputs, subject_of
@@ -75,21 +74,6 @@ def test_operators_in_branches(function: Callable[[Tensor], Tensor]) -> None:
     assert "coldpress_own::tripled" in operators_of(program)
     with pytest.raises(BuildError):
         check_operators(program, "exported")
-
-
-def test_operators_in_every_method() -> None:
-    class Both(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2
-
-        @torch.jit.export
-        def other(self, x: Tensor) -> Tensor:
-            out: Tensor = torch.ops.coldpress_own.tripled(x)
-            return out
-
-    with torchscript_deprecations_silenced():
-        program = torch.jit.script(Both().eval())
-    assert operators_of(program) == {"aten::mul", "coldpress_own::tripled"}
 
 
 def test_operators_inductor_compiles_pass() -> None:

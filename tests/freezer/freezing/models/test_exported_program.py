@@ -78,23 +78,6 @@ def subject_of_program(
     )
 
 
-def test_module_has_the_programs_signature_and_weights(
-    attending: torch.export.ExportedProgram,
-) -> None:
-    module = module_of(attending)
-    assert not module.training
-    assert module.eval() is module
-    x, options = random_inputs(3, 5, 4), {"scale": random_inputs(4)}
-    expected = attending.module()(x, options=options)
-    for given in (module(x, options=options), module(x=x, options=options), module(x, options)):
-        assert all(torch.equal(given[key], expected[key]) for key in expected)
-    assert (
-        module.get_parameter("last.weight").data_ptr()
-        == attending.state_dict["last.weight"].data_ptr()
-    )
-    assert "_assert_tensor_metadata" in str(attending.graph)
-
-
 def test_copy_runs_in_float64(attending: torch.export.ExportedProgram) -> None:
     module = module_of(attending)
     copied = copy.deepcopy(copy.deepcopy(module)).double()
@@ -146,7 +129,6 @@ class ManyMethods(nn.Module):
         times: int = 3,
         limit: float = math.inf,
         pair: tuple[int, float] = (1, 2.5),
-        flag: bool = False,
         text: str = "it's",
     ) -> Answer:
         self.calls.add_(1)

@@ -19,11 +19,8 @@ class Tables(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.kinds, self.bag = (
-            nn.Embedding(50, 4),
-            nn.Embedding(2, 4),
-            nn.EmbeddingBag(30, 4),
-        )
+        self.words, self.kinds = nn.Embedding(50, 4), nn.Embedding(2, 4)
+        self.bag = nn.EmbeddingBag(30, 4)
         self.rows = nn.Parameter(torch.ones(20, 4))
         self.columns: Tensor = nn.Buffer(torch.ones(4, 11))
 
@@ -31,23 +28,11 @@ class Tables(nn.Module):
         self, ids: Tensor, kinds: Tensor, bag: Tensor, rows: Tensor, columns: Tensor, both: Tensor
     ) -> Tensor:
         part = torch.cat([ids.to(torch.int64), ids.to(torch.int64)], 1)[:, 1:].contiguous()
-        words = (
-            self.words(part).mean(1)
-            + self.words(both)
-            + self.kinds(kinds.long().unsqueeze(0)[0].clone())
-        )
-        tables = (
-            self.rows[rows]
-            + self.columns.index_select(1, columns).t()
-            + self.rows.half()[both].float()
-        )
-        out: Tensor = (
-            words
-            + self.bag(bag)
-            + tables
-            + self.columns.t().gather(0, columns.view(-1, 1).expand(-1, 4))
-        )
-        return out
+        out: Tensor = self.words(part).mean(1) + self.words(both) + self.bag(bag)
+        out = out + self.kinds(kinds.long().unsqueeze(0)[0].clone())
+        out = out + self.rows[rows] + self.rows.half()[both].float()
+        out = out + self.columns.index_select(1, columns).t()
+        return out + self.columns.t().gather(0, columns.view(-1, 1).expand(-1, 4))
 
 
 def inputs() -> dict[str, Any]:

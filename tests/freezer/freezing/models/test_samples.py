@@ -9,8 +9,8 @@ import torch
 
 from freezer.errors import SpecError
 from freezer.freezing.models import example_spec
-from freezer.freezing.models.samples import input_sets, match_samples
-from freezer.runtime.input_sets import generate
+from freezer.freezing.models.samples import input_sets
+from freezer.runtime.input_sets import generate, match_samples
 from freezer.spec import InputSpec, declared_spec, interior_points
 
 SPEC = declared_spec(
@@ -20,19 +20,18 @@ SPEC = declared_spec(
 
 
 def spec_of(**field: Any) -> InputSpec:
-    return declared_spec({field.pop("name", "x"): {"shape": [1000], **field}}, {})
+    return declared_spec({"x": {"shape": [1000], **field}}, {})
 
 
 def test_generated_values_fit_dtype_and_range() -> None:
-    (normal, uniform, ids, coins, mask, brain, wave) = (
-        generate(spec)[0].tensors[spec.inputs[0].name]
+    """Their bits are in tests/golden/generated-sets.json."""
+    normal, uniform, ids, coins, wave = (
+        generate(spec)[0].tensors["x"]
         for spec in (
             spec_of(),
             spec_of(range=[2, 4]),
             spec_of(dtype="int32", range=[7, 9]),
             spec_of(dtype="bool"),
-            declared_spec({"attention_mask": {"shape": [5, 20], "dtype": "int64"}}, {}),
-            spec_of(dtype="bfloat16"),
             spec_of(dtype="complex128"),
         )
     )
@@ -40,39 +39,27 @@ def test_generated_values_fit_dtype_and_range() -> None:
     assert 0.8 < float(normal.std()) < 1.2
     assert 2 <= float(uniform.min()) < float(uniform.max()) <= 4
     assert float(uniform.std()) > 0.4
-    assert ids.dtype == torch.int32
-    assert ids.unique().tolist() == [7, 8, 9]
+    assert (ids.dtype, ids.unique().tolist()) == (torch.int32, [7, 8, 9])
     assert set(coins.tolist()) == {False, True}
-    assert (mask[:, 0] == 1).all()
-    assert (mask.diff(dim=1) <= 0).all(), "ones, then zeros"
-    assert (mask == 0).any()
-    assert (brain.dtype, wave.dtype) == (torch.bfloat16, torch.complex128)
-
-
-def masks_of(name: str, dtype: str, *shape: int) -> list[torch.Tensor]:
-    return [
-        item.tensors[name]
-        for item in generate(declared_spec({name: {"shape": list(shape), "dtype": dtype}}, {}))
-    ]
+    assert wave.dtype == torch.complex128
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "bfloat16"])
 @pytest.mark.parametrize("name", ["attention_mask", "key_padding_mask"])
 def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
-    for shape in [(3, 7), (1, 2), (2, 1, 5, 5), (4,)]:
-        masks = masks_of(name, dtype, *shape)
-        for index, mask in enumerate(masks):
-            assert mask.dtype == getattr(torch, dtype)
-            assert mask.shape == shape
-            lengths = mask.to(torch.int64).sum(-1, keepdim=True)
-            ones = torch.arange(shape[-1]) < lengths
-            assert torch.equal(mask != 0, ones.flip(-1) if index % 4 == 2 else ones), (
-                "ones, then zeros"
-            )
-            assert lengths.min() >= 1
-        whole = [bool((mask != 0).all()) for mask in masks]
-        either = dtype == "bool" or name == "key_padding_mask"
-        assert whole == [not either and index % 4 == 3 for index in range(8)]
+    """Padded on the other side in every fourth set; only some are without padding."""
+    shape = (2, 1, 5, 5)
+    sets = generate(declared_spec({name: {"shape": [*shape], "dtype": dtype}}, {}))
+    masks = [item.tensors[name] for item in sets]
+    for index, mask in enumerate(masks):
+        assert (mask.dtype, mask.shape) == (getattr(torch, dtype), shape)
+        lengths = mask.to(torch.int64).sum(-1, keepdim=True)
+        ones = torch.arange(shape[-1]) < lengths
+        assert torch.equal(mask != 0, ones.flip(-1) if index % 4 == 2 else ones)
+        assert lengths.min() >= 1
+    either = dtype == "bool" or name == "key_padding_mask"
+    whole = [bool((mask != 0).all()) for mask in masks]
+    assert whole == [not either and index % 4 == 3 for index in range(8)]
 
 
 @pytest.mark.parametrize("order", [("batch", "seq"), ("seq", "batch")])

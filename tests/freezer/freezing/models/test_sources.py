@@ -22,7 +22,7 @@ from freezer.freezing.models import load_source, own_spec, weights_digest
 from freezer.freezing.sources import parse_source
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.loaders.exported import open_exported
-from tests.support.models import Counter, mlp, seeded
+from tests.support.models import Calling, Counter, mlp, seeded
 from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
@@ -117,13 +117,8 @@ def test_optimized_torchscript_names_its_cause(tmp_path: Path) -> None:
 
 
 def test_digest_covers_parameters_and_buffers() -> None:
-    digests = {
-        weights_digest(mlp()),
-        weights_digest(mlp(9)),
-        weights_digest(mlp().double()),
-        weights_digest(mlp().half()),
-    }
-    assert len(digests) == 4
+    models = (mlp(), mlp(9), mlp().double(), mlp().half())
+    assert len({weights_digest(model) for model in models}) == 4
     assert weights_digest(mlp()) == weights_digest(mlp())
     counter = seeded(Counter)
     before = weights_digest(counter)
@@ -240,20 +235,11 @@ def dynamic(path: Path) -> None:
         return x.flatten() * (x.shape[0] // 2) + x.shape[0] * 2.5
 
     program = torch.export.export(
-        Plain(forward),
+        Calling(forward),
         (torch.ones(4, 3),),
         dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=8)}},
     )
     torch.export.save(program, path)
-
-
-class Plain(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 @pytest.mark.parametrize("attack", [pickled_inputs, called_in_size, called_in_guard])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from freezer.artifact import Payload
 from freezer.errors import BuildError
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.freeze import freeze
 from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.payload_sets.other_payloads import judge_further, with_further_threads
 from freezer.freezing.target import target_here
@@ -21,8 +18,9 @@ from tests.support.models import mlp
 from tests.support.steps import (
     BATCH,
     HERE,
-    QUICK_OPTIONS,
+    artifact_of,
     candidate_of,
+    quickly,
     random_inputs,
     session_of,
     subject_of,
@@ -70,35 +68,13 @@ def with_payload(judgement: Judgement, content: bytes | None = None) -> Candidat
 
 
 def test_payload_for_a_further_count_is_kept(session: Session, tmp_path: Path) -> None:
-    judgement = judged(session, tmp_path)
-    found = judge_further(session, judgement, with_payload(judgement))
-    assert found.winner is not None
+    judgement: Any = judged(session, tmp_path)
+    found: Any = judge_further(session, judgement, with_payload(judgement))
     assert found.winner is found.best is found.trials[0]
-    assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2, 1]
-    assert {(row.num_threads, row.payload) for row in found.winner.points} == {
-        (2, "payloads/all.pt"),
-        (1, "payloads/one.pt"),
-    }
-    assert found.winner.drift is not None
+    places = {(row.num_threads, row.payload) for row in found.winner.points}
+    assert places == {(2, "payloads/all.pt"), (1, "payloads/one.pt")}
     assert {row.num_threads for row in found.winner.drift.rows} == {2, 1}
-    assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)  # type: ignore[union-attr]
-
-
-def test_payloads_are_timed_where_they_may_serve(session: Session, tmp_path: Path) -> None:
-    """The one for all sizes competes at another thread count, where it may replace the other."""
-    candidate = candidate_of(session.subject, "torchscript-frozen", tmp_path / "c", TARGET.at(2))
-    (general,) = candidate.payloads
-    single = replace(general, dims=(replace(BATCH, min=2, max=2),))
-    payloads: list[Payload] = []
-    for count, payload in itertools.product((2, 1), (single, general)):
-        path = f"payloads/{len(payloads)}.pt"
-        shutil.copy(candidate.folder / general.path, candidate.folder / path)
-        payloads.append(replace(payload, path=path, num_threads=count))
-    at_two = replace(session, subject=replace(session.subject, points=({"batch": 2},)))
-    judgement = judge(at_two, [replace(candidate, payloads=tuple(payloads[:2]))])
-    assert list(judgement.cells[0].payloads) == ["torchscript-frozen"]
-    found = judge_further(at_two, judgement, replace(candidate, payloads=tuple(payloads)))
-    assert list(found.cells[-1].payloads) == ["torchscript-frozen", "torchscript-frozen, all sizes"]
+    assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)
 
 
 def test_wrong_payload_for_a_further_count_is_dropped(session: Session, tmp_path: Path) -> None:
@@ -107,13 +83,12 @@ def test_wrong_payload_for_a_further_count_is_dropped(session: Session, tmp_path
     changed.last.bias.data += 1.0  # type: ignore[operator,union-attr]
     other = subject_of(changed, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     wrong = candidate_of(other, "torchscript-frozen", tmp_path / "wrong")
-    candidate = with_payload(judgement, (wrong.folder / wrong.payloads[0].path).read_bytes())
-    found = judge_further(session, judgement, candidate)
+    content = (wrong.folder / wrong.payloads[0].path).read_bytes()
+    found: Any = judge_further(session, judgement, with_payload(judgement, content))
     assert found.verdict == "published"
-    assert found.winner is not None
-    assert [payload.path for payload in found.winner.candidate.payloads] == ["payloads/all.pt"]
-    (dropped,) = found.winner.dropped
-    assert (dropped.payload, dropped.num_threads) == ("payloads/one.pt", 1)
+    (payload,), (dropped,) = found.winner.candidate.payloads, found.winner.dropped
+    assert (payload.path, dropped.payload) == ("payloads/all.pt", "payloads/one.pt")
+    assert dropped.num_threads == 1
     assert "error_ratio" in dropped.reason or "rmse" in dropped.reason, dropped.reason
 
 
@@ -125,21 +100,16 @@ def test_failed_build_leaves_the_winner(
 
     monkeypatch.setattr("freezer.freezing.payload_sets.other_payloads.build_further", fails)
     judgement = judged(session, tmp_path)
-    found = with_further_threads(session, judgement, tmp_path)
+    found: Any = with_further_threads(session, judgement, tmp_path)
     assert (found.verdict, found.cells) == ("published", judgement.cells)
-    assert found.winner is not None
-    assert [(item.num_threads, item.reason) for item in found.winner.dropped] == [
-        (1, "inductor: no room")
-    ]
+    (dropped,) = found.winner.dropped
+    assert (dropped.num_threads, dropped.reason) == (1, "inductor: no room")
 
 
 def test_torchscript_is_timed_with_every_default_count(tmp_path: Path) -> None:
-    options = replace(QUICK_OPTIONS, num_threads=None, recipes=["torchscript-frozen"])
-    artifact = freeze(
-        mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options
-    ).artifact
-    assert artifact is not None
-    assert artifact.manifest.latency is not None
-    timed = tuple(dict.fromkeys(row.num_threads for row in artifact.manifest.latency.points))
+    given = {"x": random_inputs(2, 4)}, tmp_path / "out"
+    manifest = artifact_of(quickly(mlp(), *given, num_threads=None)).manifest
+    assert manifest.latency is not None
+    timed = tuple(dict.fromkeys(row.num_threads for row in manifest.latency.points))
     assert timed == counts_within(timed[0])
-    assert [payload.num_threads for payload in artifact.manifest.payloads] == [None]
+    assert [payload.num_threads for payload in manifest.payloads] == [None]

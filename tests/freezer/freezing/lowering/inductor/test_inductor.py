@@ -192,15 +192,8 @@ def test_build_leaves_the_process_and_the_model_unchanged(frozen: Built) -> None
     before, after = frozen.environment
     assert after == before
     assert weights_digest(frozen.subject.model) == weights_digest(seeded(Known))
-    assert sorted(path.name for path in frozen.payload.parent.iterdir()) == ["all.pt2"], (
-        "no cache in the candidate"
-    )
-    assert list(frozen.report.phases_s) == [
-        "capture",
-        "compile",
-        "package",
-        "instructions",
-    ]
+    assert [path.name for path in frozen.payload.parent.iterdir()] == ["all.pt2"], "no cache"
+    assert {"capture", "compile", "package", "instructions"} == set(frozen.report.phases_s)
     assert (frozen.report.memory_peak_bytes or 0) > 0
 
 
@@ -242,7 +235,6 @@ def test_cache_is_removed_after_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("args", "clipped"),
     [
-        ({"kernel_size": 50, "ceil_mode": True}, [5, 7]),
         (
             {
                 "kernel_size": (50, 3),
@@ -271,11 +263,9 @@ def test_pool_windows_are_clipped(args: dict[str, Any], clipped: list[int]) -> N
     ("layer", "size", "convolutions"),
     [
         (nn.Conv2d(6, 4, 1), (1, 6, 1, 1), 0),
-        (nn.Conv2d(6, 4, 1, bias=False), (1, 6, 1, 1), 0),
         (nn.Conv1d(6, 4, 1), (1, 6, 1), 0),
         (nn.Conv2d(6, 4, 1), (2, 6, 1, 1), 1),
         (nn.Conv2d(6, 4, 1, stride=2), (1, 6, 2, 2), 1),
-        (nn.Conv2d(6, 4, 1, padding=1, stride=3), (1, 6, 1, 1), 1),
         (nn.Conv2d(6, 4, 1, groups=2), (1, 6, 1, 1), 1),
         (nn.ConvTranspose2d(6, 4, 1), (1, 6, 1, 1), 1),
     ],

@@ -82,9 +82,8 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(exist_ok=True)
     log, script = folder / "log", folder / "g++"
     log.touch()
-    script.write_text(
-        f'#!/bin/sh\ncase "$*" in *r.cpp*|*l.cpp*) echo >> {log} ;; esac\nexec g++ "$@"\n'
-    )
+    counted = "*wrapper.cpp*|*kernel.cpp*"
+    script.write_text(f'#!/bin/sh\ncase "$*" in {counted}) echo >> {log} ;; esac\nexec g++ "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     return log

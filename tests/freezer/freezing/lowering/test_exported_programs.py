@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freezer.freezing.lowering.source_nodes import operators_of
+from freezer.freezing.lowering.exported_programs import operators_computing
 
 OPERATORS = [
     ("MatMul", ["value_1"], ["x", "weight"]),
@@ -28,4 +28,4 @@ NAMES = {"linear": "linear", "relu": "relu", "add_1": "linear_1"}
     ],
 )
 def test_unnamed_operators_are_part_of_the_next(nodes: list[str], operators: set[str]) -> None:
-    assert set(operators_of(nodes, OPERATORS, NAMES)) == operators
+    assert set(operators_computing(nodes, OPERATORS, NAMES)) == operators
