@@ -144,7 +144,8 @@ def judge_answers(
 
     Args:
         metric: the function that the budget names; None to judge by the other limits.
-        eager: eager's answers, in the order of the judged samples; without a metric of any.
+        eager: eager's answers, in the order of the judged samples; without a metric of any, as
+            many.
         answers: the model's answers.
         num_candidates: candidates that are judged on the same samples.
 

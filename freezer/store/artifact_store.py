@@ -15,7 +15,7 @@ see half a version.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -212,6 +212,13 @@ class Store:
         if self._files.exact:
             verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
+
+    def drop_copies(self, digests: Iterable[str]) -> None:
+        """Remove blobs of a store in a bucket or registry from this user's cache."""
+        remote = self.registry or self.remote
+        if remote is not None:
+            for digest in digests:
+                remote.cache.path(digest).unlink(missing_ok=True)
 
     def pull(
         self,

@@ -144,10 +144,9 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
     new_ratio = after.figures.drift.error_ratio
     was, now = (one.report and one.report.accuracy for one in (before, after))
     worse = regression_kind(speed, None if was else old_ratio, new_ratio)
-    if worse == "drifted" and now:
-        return worse, f"{now}, was {FLOAT32}"
     if worse == "drifted":
-        return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
+        drift = f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
+        return worse, f"{now}, was {FLOAT32}" if now else drift
     if worse is None and not (speed and speed.faster):
         return "unchanged", ""
     return worse or "faster", f"{new}, was {old}"

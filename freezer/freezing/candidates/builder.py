@@ -12,7 +12,6 @@ from pathlib import Path
 
 from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.candidates.mixed_precision import keeping
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import REPAIRS, Attempt
 from freezer.freezing.choices import select
@@ -92,8 +91,7 @@ def build(
                 further=further,
             )
             made += shape.first_that_works(tried)
-            if made[-1].exact:
-                recipe = keeping(recipe, made[-1].exact)
+            recipe = made[-1].recipe  # with nodes that stay in floating point
     candidate = _candidate(subject, recipe, target, folder, made, tried)
     candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
     candidate.write()

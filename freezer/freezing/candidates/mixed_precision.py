@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -93,12 +93,11 @@ class NodeSearch:
         samples.
         """
         run = LOADERS[kind](path, settings)
-        return self._keeps([run(*inputs) for inputs in self.samples[: len(self._eager)]])
+        return self._keeps(run(*inputs) for inputs in self.samples[: len(self._eager)])
 
-    def _keeps(self, answers: list[Any]) -> bool:
-        times = len(self.held_out.judged) // len(answers) + 1
-        eager = self._eager * times
-        judged = judge_answers(self.held_out, None, eager, answers * times, _NUM_CANDIDATES)
+    def _keeps(self, answers: Iterable[Any]) -> bool:
+        eager = cycle(self._eager)
+        judged = judge_answers(self.held_out, None, eager, cycle(answers), _NUM_CANDIDATES)
         return judged.problem is None
 
     def exact_nodes(self) -> Sequence[str]:
@@ -112,8 +111,8 @@ class NodeSearch:
         except Exception as error:  # of engines, or of an operator that float64 lacks
             logger.warning("nodes to keep in float are not searched: %s", first_line(error))
             return ()
-        index = bisect_left(prefixes, True, key=self._keeps_without)
-        return prefixes[index] if index < len(prefixes) else ()
+        first = bisect_left(prefixes, True, key=self._keeps_without)
+        return next(iter(prefixes[first:]), ())
 
     def _keeps_without(self, exact: Sequence[str]) -> bool:
         lowering, captured = LOWERINGS["openvino"], replace(self.captured, exact=exact)
@@ -133,12 +132,14 @@ def _worst_first(captured: Captured) -> list[list[str]]:
     graph = captured.program.graph
     model, names = int8_model(captured)
     reference = GraphReference(captured.program, captured.calibration[0])
-    _, values = run_openvino(model, reference, names, _SETTINGS)
-    products = {}
-    for name, value in values.items():
-        if _PRODUCT.search(" ".join(_with_operands(graph, name, values))):
-            products[name] = value  # or of what an engine fused with one
-    effects = reference.effects(products)
+    values = run_openvino(model, reference, names, _SETTINGS)[1]
+    effects = reference.effects(
+        {
+            name: value
+            for name, value in values.items()
+            if _PRODUCT.search(" ".join(_with_operands(graph, name, values)))
+        }  # also of what an engine fused with a product
+    )
     order = sorted(effects, key=effects.__getitem__, reverse=True)
     return [_with_operands(graph, name, effects) for name in order]
 

@@ -30,15 +30,15 @@ from freezer.spec import FLOAT32, Dim
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One payload, its report, name and warnings of the capture it was made from, and the nodes
-    that were left in floating point.
+    """One payload, its report, name and warnings of the capture it was made from, and its recipe,
+    which names nodes that were left in floating point.
     """
 
     capture: CaptureName
     warnings: tuple[str, ...]
     payload: Payload
     report: FreezingReport
-    exact: Sequence[str]
+    recipe: Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class ShapeBuild:
             warnings=captured.warnings,
             payload=payload,
             report=report,
-            exact=captured.exact,
+            recipe=self.recipe,
         )
 
     def _write_evidence(

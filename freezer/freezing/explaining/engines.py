@@ -45,7 +45,8 @@ def run_onnx(
     changed.CopyFrom(model)
     own = [output.name for output in changed.graph.output]
     made = [name for node in changed.graph.node for name in node.output]
-    more = [name for name in made if name in (names or {}) and name not in own]
+    names = names or {}
+    more = [name for name in made if name in names and name not in own]
     changed.graph.output.extend(ValueInfoProto(name=name) for name in more)
     options = session_options(settings, torch.get_num_threads())
     if not optimize:
@@ -61,7 +62,7 @@ def run_onnx(
     results = [torch.from_numpy(value) for value in session.run(None, feeds)]
     named = dict(zip([*own, *more], results, strict=True))
     ordered = {name: named[name] for name in made if name in named}
-    return results[: len(own)], _by_source(source, names or {}, ordered)
+    return results[: len(own)], _by_source(source, names, ordered)
 
 
 def run_openvino(

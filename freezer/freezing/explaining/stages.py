@@ -182,7 +182,7 @@ def _of_onnx(
     with decomposed(program) as made:
         model = to_onnx(program)
     yield graph_stage("decomposition", _graph_of(made[-1]), source)
-    names = names_in(made[-1])
+    names = names_in(made)
     settings = recipe.settings
 
     def stage(name: str, model: Any, optimize: bool) -> Stage:
@@ -203,7 +203,7 @@ def _of_openvino(
     openvino = import_openvino("this explanation needs OpenVINO")
     with decomposed(program) as made, torch.no_grad():
         model = to_openvino(program, openvino)
-    names = names_in(made[-1])
+    names = names_in(made)
     yield graph_stage("decomposition", _graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:

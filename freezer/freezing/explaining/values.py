@@ -248,9 +248,9 @@ def matches(source: Graph, lowered: Graph) -> dict[str, str]:
     shapes = {node.name: _shape(node) for node in source.nodes}
     for node in lowered.nodes:
         origin = origin_of(node)
-        if node.op in ("placeholder", "output", "get_attr") or origin is None:
+        if node.op in ("placeholder", "output", "get_attr"):
             continue
-        if origin not in shapes:
+        if origin is None or origin not in shapes:
             continue
         kept.add(origin)
         if _shape(node) == shapes[origin]:

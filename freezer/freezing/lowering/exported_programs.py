@@ -162,9 +162,9 @@ def decomposed(program: ExportedProgram) -> Iterator[list[ExportedProgram]]:
         yield made
 
 
-def names_in(program: ExportedProgram) -> dict[str, str]:
-    """The source node of each node of a decomposed program."""
-    origins = {node.name: origin_of(node) for node in program.graph.nodes}
+def names_in(made: Sequence[ExportedProgram]) -> dict[str, str]:
+    """The source node of each node of the last of some decomposed programs."""
+    origins = {node.name: origin_of(node) for node in made[-1].graph.nodes}
     return {name: origin for name, origin in origins.items() if origin is not None}
 
 

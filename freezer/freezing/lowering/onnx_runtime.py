@@ -100,7 +100,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     computes = settings.get("computes", FLOAT32)
     if computes != FLOAT32:
         with timed(phases_s, "quantize"):
-            model = _quantized(model, names_in(made[-1]), captured, path.parent)
+            model = _quantized(model, names_in(made), captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
         model = optimized(

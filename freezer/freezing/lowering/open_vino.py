@@ -141,7 +141,7 @@ def _converted(
         model = to_openvino(program, openvino)
     inputs = _inputs_of(program, model)
     model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
-    return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made[-1])
+    return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made)
 
 
 def int8_model(captured: Captured) -> tuple[Model, Mapping[str, str]]:
