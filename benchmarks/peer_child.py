@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.peer_engines import Inputs
+    from freezer.freezing.models import Subject
     from freezer.spec import InputSpec
+    from pipeline.catalog import Entry
 
 PREPARED = "prepared.pt"
 """In a model's folder: the spec, inputs and answers of eager, which is built first."""
 
 WARM_UP_S = 1.0
 WARM_UP_CALLS = 3
+NUM_HELD_OUT, HELD_OUT_SEED = 128, 10_000
+"""Held-out samples of a model, and the seed of the first; judges use smaller seeds."""
+
 QUIET_STEP_S = 0.005
 QUIET_LIMIT_S = 5.0
 """How long to wait until the threads are idle: less than a tenth of a CPU for two steps."""
@@ -100,14 +105,27 @@ def _ready(job: Mapping[str, Any]) -> tuple[Iterator[Callable[[], Any]], dict[st
     return itertools.cycle(calls), report
 
 
-def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load the model as a campaign does, and write its source, spec, inputs and answers for the
-    other entrants.
-    """
-    import torch
+def hold_out(job: Mapping[str, Any]) -> None:
+    """Write a file of held-out samples of a model, which are generated.
 
-    from benchmarks.peer_engines import arrays_of
-    from freezer.runtime.input_sets import distinct_at
+    Args:
+        job: `catalog`, `model`, `folder`, `tracking_uri`, and the file `held_out`.
+    """
+    from safetensors.torch import save_file
+
+    from freezer.runtime.input_sets import generate_at
+
+    subject, entry = _subject(job, Path(job["folder"]))
+    spec, point = subject.spec, subject.spec.named_points(entry.points)[0]
+    tensors: dict[str, Tensor] = {}
+    for index in range(NUM_HELD_OUT):
+        made = generate_at(spec, point, seed=HELD_OUT_SEED + index).tensors
+        tensors |= {f"{index}/{name}": tensor.contiguous() for name, tensor in made.items()}
+    save_file(tensors, job["held_out"])
+
+
+def _subject(job: Mapping[str, Any], folder: Path) -> tuple[Subject, Entry]:
+    """Load the model as a campaign does."""
     from pipeline.catalog import read_catalog
     from pipeline.planning import FileDigests
     from pipeline.sources import Materials
@@ -117,7 +135,17 @@ def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]
     materials = Materials(folder, job["tracking_uri"], FileDigests(folder / "digests.json"))
     (resolved,), _ = materials.resolve([entry])
     entry = materials.ready(resolved)
-    subject = load_subject(entry)
+    return load_subject(entry), entry
+
+
+def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Write the source, spec, inputs and answers of a model for the other entrants."""
+    import torch
+
+    from benchmarks.peer_engines import arrays_of
+    from freezer.runtime.input_sets import distinct_at
+
+    subject, entry = _subject(job, folder)
     spec, point = subject.spec, subject.spec.named_points(entry.points)[0]
     sets = [dict(item.tensors) for item in distinct_at(spec, subject.sets, point)]
     model = subject.fresh()
@@ -204,4 +232,8 @@ def _answer(answers: IO[str], content: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    if "held_out" in given:
+        hold_out(given)
+    else:
+        main(given)

@@ -25,6 +25,9 @@ from torch.utils import _pytree as pytree
 
 from freezer.hardware import available_cpus
 
+CONSENT = "-consent"
+"""Suffix of the store with the artifacts that were published with consent to lower precision."""
+
 TUNING_S = 0.3
 """Time for which each setting of an engine is timed, twice, to find its best."""
 
@@ -92,8 +95,8 @@ class Peer:
     Attributes:
         title: for tables.
         build: builds it.
-        at: whether it runs at its defaults, or at settings beyond them; eager and the published
-            artifact are neither.
+        at: whether it runs at its defaults, or at settings beyond them; eager and published
+            artifacts are neither.
         follows: the documentation.
         packages: distributions that it needs beside torch, with the module of each.
         alone: whether it measures while it builds, so that nothing else may be built meanwhile.
@@ -101,7 +104,7 @@ class Peer:
 
     title: str
     build: Callable[[Case], Built]
-    at: Literal["defaults", "settings", "baseline", "published"]
+    at: Literal["defaults", "settings", "baseline", "published", "consent"]
     follows: str = ""
     packages: Mapping[str, str] | None = None
     alone: bool = False
@@ -223,14 +226,26 @@ def olive(case: Case) -> Built:
 
 def published(case: Case) -> Built:
     """The artifact that Coldpress published for this machine."""
-    import freezer
+    return _artifact(case, case.store)
 
-    model = freezer.load(case.name, store=case.store)
-    assert model.manifest is not None
-    return Built(
-        bind=_called(model).bind,
-        note=f"{model.manifest.recipe.name} for {model.manifest.device_class}",
-    )
+
+def with_consent(case: Case) -> Built:
+    """The artifact that it published with consent to bfloat16 and int8."""
+    return _artifact(case, case.store + CONSENT)
+
+
+def _artifact(case: Case, store: str) -> Built:
+    import freezer
+    from freezer.spec import text_of
+
+    model = freezer.load(case.name, store=store)
+    manifest = model.manifest
+    assert manifest is not None
+    note = f"{manifest.recipe.name} for {manifest.device_class}"
+    if manifest.accuracy is not None:
+        measured = [text_of(name, value) for name, value in manifest.accuracy.measured.items()]
+        note += f"; {manifest.accuracy}; measured {', '.join(measured)}"
+    return Built(bind=_called(model).bind, note=note)
 
 
 PEERS: Mapping[str, Peer] = {
@@ -316,6 +331,12 @@ PEERS: Mapping[str, Peer] = {
         build=published,
         at="published",
         follows="docs/guides/deploy.md",
+    ),
+    "consent": Peer(
+        title="Coldpress, with consent",
+        build=with_consent,
+        at="consent",
+        follows="docs/guides/lower-precision.md",
     ),
 }
 """All entrants, in the order of the tables."""

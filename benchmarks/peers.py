@@ -6,7 +6,8 @@ OpenVINO and Olive.
     python -m benchmarks.peers my_catalog.yaml --out mine.md     # your own
 
 A campaign first freezes and publishes the models, into a store in the work folder that the next run
-uses again. Then each model has a contest (peer_contest.py) of entrants (peer_engines.py). Finished
+uses again; another one with consent to lower precision, within a budget on generated held-out
+samples. Then each model has a contest (peer_contest.py) of entrants (peer_engines.py). Finished
 models are kept, and the same command continues an interrupted run. docs/guides/compare-engines.md
 describes the protocol.
 """
@@ -27,9 +28,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+import yaml
+
 from benchmarks.pages import ROOT, results_page
 from benchmarks.peer_contest import Contest, ContestOptions, ModelPlace, contest
-from benchmarks.peer_engines import PEERS
+from benchmarks.peer_engines import CONSENT, PEERS
 from benchmarks.peer_page import draw, render, summary_lines, versions
 from freezer.codec import decode, encode
 from freezer.errors import CatalogError, ColdpressError, UsageError
@@ -39,6 +42,10 @@ from pipeline.catalog import read_catalog, refuse_bad_entries
 
 CATALOGS = (ROOT / "benchmarks" / "peers.yaml", ROOT / "examples" / "zoo.yaml")
 WORK = ROOT / ".bench"
+
+CONSENTED = {"precision": ["bf16", "int8"], "recipes": ["auto"]}
+BUDGET = {"cosine_min": 0.995}
+"""Fields of the entries of artifacts with consent, and limits of their budget."""
 
 
 def main() -> None:
@@ -59,7 +66,10 @@ def main() -> None:
     (work / "logs").mkdir(parents=True, exist_ok=True)
     tracking_uri = given.tracking_uri or f"sqlite:///{work / 'mlflow.db'}"
     if given.store is None and "coldpress" in options.peers:
-        _publish(models, work, tracking_uri)
+        _publish(models, work, tracking_uri, "store")
+    if given.store is None and "consent" in options.peers:
+        consenting = _consenting(models, work, tracking_uri)
+        _publish(consenting, work, tracking_uri, f"store{CONSENT}")
     revision = _revision()
     run = _run_key(options, revision)
     results = work / "results.jsonl"
@@ -129,7 +139,8 @@ def _arguments() -> argparse.Namespace:
         help="seconds for building an entrant",
     )
     parser.add_argument(
-        "--store", help="load artifacts from this store instead of publishing them first"
+        "--store",
+        help=f"load artifacts from this store, and from STORE{CONSENT}, instead of publishing them",
     )
     parser.add_argument(
         "--tracking-uri",
@@ -167,7 +178,47 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in globs)
 
 
-def _publish(models: dict[str, Path], work: Path, tracking_uri: str) -> None:
+def _consenting(models: dict[str, Path], work: Path, tracking_uri: str) -> dict[str, Path]:
+    """The catalogs of the models that have held-out samples, with consent to lower precision."""
+    found: dict[str, Path] = {}
+    for catalog in dict.fromkeys(models.values()):
+        folder = work / f"{catalog.stem}{CONSENT}"
+        folder.mkdir(exist_ok=True)
+        for file in catalog.parent.iterdir():  # that the catalog may name
+            if not (folder / file.name).is_symlink():
+                (folder / file.name).symlink_to(file)
+        content = yaml.safe_load(catalog.read_text())
+        entries = []
+        for entry in content["models"]:
+            name = entry["name"]
+            samples = folder / f"{name}.held-out.safetensors"
+            if models.get(name) == catalog and _held_out(name, catalog, samples, tracking_uri):
+                entries.append(
+                    {**entry, **CONSENTED, "accuracy": {"samples": str(samples), **BUDGET}}
+                )
+                found[name] = folder / f"{catalog.stem}{CONSENT}.yaml"
+        text = yaml.safe_dump({**content, "models": entries})
+        (folder / f"{catalog.stem}{CONSENT}.yaml").write_text(text)
+    return found
+
+
+def _held_out(name: str, catalog: Path, samples: Path, tracking_uri: str) -> bool:
+    """Write the held-out samples of a model, unless they exist; whether it has any."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = {
+            "catalog": str(catalog),
+            "model": name,
+            "folder": folder,
+            "tracking_uri": tracking_uri,
+            "held_out": str(samples),
+        }
+        command = [sys.executable, "-m", "benchmarks.peer_child", json.dumps(job)]
+        if not samples.exists() and subprocess.run(command, cwd=ROOT, check=False).returncode:
+            _say(f"{name}: no held-out samples; see above")
+    return samples.exists()
+
+
+def _publish(models: dict[str, Path], work: Path, tracking_uri: str, store: str) -> None:
     """Run a campaign for each catalog, or for each model if only some of a catalog are wanted.
 
     What is published is kept.
@@ -183,7 +234,7 @@ def _publish(models: dict[str, Path], work: Path, tracking_uri: str) -> None:
                 "jobs.optimize",
                 str(catalog),
                 "--store",
-                str(work / "store"),
+                str(work / store),
                 "--only",
                 only,
             ]

@@ -6,7 +6,6 @@ Exit codes and the JSON: see docs/reference/contract.md.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from freezer.errors import (
 )
 from freezer.files import check_file
 from freezer.spec import SamplingPolicy
-from jobs.replay import MlflowArtifactsOption, TrackingOption
+from jobs.results import MlflowArtifactsOption, TrackingOption
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -38,8 +37,8 @@ LOG_WIDTH = 160
 """Width of lines in the log of a job."""
 
 EXCLUSIONS = {
-    "check": ("explain", "json", "metrics", "watch"),
-    "explain": ("json", "metrics", "watch"),
+    "check": ("explain", "json", "metrics", "watch", "webhook"),
+    "explain": ("json", "metrics", "watch", "webhook"),
 }
 """Options without an effect beside another one."""
 
@@ -153,6 +152,13 @@ def main(
             min=1,
         ),
     ] = None,
+    webhook: Annotated[
+        str | None,
+        Option(
+            help="With --watch, listen at HOST:PORT for webhooks of MLflow's registry, and repeat"
+            " at once."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Print a line for each recipe and step.")
     ] = False,
@@ -176,21 +182,31 @@ def main(
     if explain:
         drive = partial(explain_, config, LineDisplay(_console()))
     elif watch is not None:
-        drive = partial(_watch, once, watch)
+        drive = partial(_watch, once, watch, webhook)
     sys.exit(in_child(exits()(drive)) if joined_address(address) else drive())
 
 
-def _watch(once: Callable[[], int], interval_s: float) -> int:
-    """Run a campaign again and again until it is interrupted; what is unchanged is skipped."""
-    while True:
-        try:
-            exit_code = once()
-        except (CatalogError, InfrastructureError) as error:  # a registry without models, or down
-            say_error(error)
-        else:
-            if exit_code == INTERRUPTED:
-                return exit_code
-        time.sleep(interval_s)
+def _watch(once: Callable[[], int], interval_s: float, webhook: str | None) -> int:
+    """Run a campaign again and again until it is interrupted; what is unchanged is skipped.
+
+    Args:
+        once: runs the campaign.
+        interval_s: seconds from one run to the next.
+        webhook: address where MLflow may ask for the next run at once.
+    """
+    from pipeline.tracking import registry_events
+
+    with registry_events(webhook) as event:
+        while True:
+            event.clear()
+            try:
+                exit_code = once()
+            except (CatalogError, InfrastructureError) as error:
+                say_error(error)  # the registry has no models, or is down
+            else:
+                if exit_code == INTERRUPTED:
+                    return exit_code
+            event.wait(interval_s)
 
 
 def _run(
@@ -261,6 +277,8 @@ def check_exclusions(options: Mapping[str, Any]) -> None:
                 )
     if options["watch"] and not is_registry(options["catalog"]):
         raise UsageError("--watch only applies to `mlflow:` catalogs")
+    if options["webhook"] and not options["watch"]:
+        raise UsageError("--webhook only applies to --watch; give the seconds of its fallback")
 
 
 def check_locations(config: Config, json: Path | None) -> None:

@@ -1,23 +1,23 @@
-"""`coldpress report`, `compare` and `history`: the results of campaigns, from the ledger."""
+"""`coldpress status`, `report`, `compare`, `history` and `replay`: campaigns, from the ledger."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from freezer.cli import JsonOption, StoreOption, exiting, say, say_json
+from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json, table
 from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, make_folder, write_whole
-from freezer.store import Store
+from freezer.store import Move, Store, versions_of
 from pipeline.records import STYLES, iso, rounded
 
 if TYPE_CHECKING:
@@ -26,11 +26,54 @@ if TYPE_CHECKING:
 report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 history_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+status_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+replay_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        help="URI of MLflow. Default: sqlite:///mlflow.db.",
+    ),
+]
+MlflowArtifactsOption = Annotated[
+    Literal["copy", "reference"],
+    typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
+]
 
 _COLUMNS = (
     *("date (UTC)", "verdict", "change", "recipe"),
     *("speedup", "error", "MB", "build s", "torch"),
 )
+
+
+@status_app.command()
+@exiting(refused=INFRASTRUCTURE)
+def status(
+    campaign: Annotated[
+        str | None,
+        typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
+    ] = None,
+    store: StoreOption = "./store",
+    as_json: JsonOption = False,
+) -> None:
+    """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
+    from pipeline.reporting import campaign_status, campaigns_in_words, in_words
+
+    opened = Store.open(store)
+    if campaign is not None:
+        found = campaign_status(opened, campaign, note)
+        lines = in_words(found, store)
+        if as_json:
+            say_json(found.to_json(), indent=1)
+            return
+    elif as_json:
+        raise UsageError("--json needs the name of a campaign")
+    else:
+        lines = campaigns_in_words(opened, note)
+    for line in lines:
+        say(line)
 
 
 @report_app.command()
@@ -103,22 +146,65 @@ def history(
     store: StoreOption = "./store",
     as_json: JsonOption = False,
 ) -> None:
-    """Print what every campaign found for a model, the latest first; regressions are marked."""
+    """Print what names of a model pointed at, and what every campaign found for it, the latest
+    first; regressions are marked.
+    """
     from pipeline.ledger import History
-    from pipeline.reporting import past_outcomes, result_table
+    from pipeline.reporting import past_outcomes
 
-    ledger = History(Store.open(store))
-    by_class = past_outcomes(ledger.of_model(model))
-    if not by_class:
-        models = ", ".join(ledger.models()) or "none"
-        raise UsageError(
-            f"the ledger of {store} has no outcome of {model!r}; it has models: {models}"
-        )
+    opened = Store.open(store)
+    ledger = None if opened.registry is not None else History(opened)
+    by_class = past_outcomes(ledger.of_model(model)) if ledger else {}
+    moves = _moves(opened, model) if opened.versions(model) else []
+    if not by_class and not moves:
+        models = ", ".join(ledger.models() if ledger else opened.models()) or "none"
+        raise UsageError(f"{store} has no history of {model!r}; it has models: {models}")
     if as_json:
         encoded = {name: list(map(encode, outcomes)) for name, outcomes in by_class.items()}
-        say_json(encoded, indent=1)
+        say_json({"names": list(map(encode, moves)), "classes": encoded}, indent=1)
         return
     console = Console(highlight=False)
+    _print_moves(moves, console)
+    _print_outcomes(model, by_class, console)
+
+
+def _moves(store: Store, model: str) -> list[Move]:
+    """The moves of all names of a model, the latest first; versions were `latest` when they were
+    published.
+    """
+    moves = list(store.notes(model).moves)
+    for listed in versions_of(store, model):
+        move = Move(
+            name="latest",
+            version=listed.version,
+            digest=listed.digest,
+            before=0,
+            by="published",
+            time=listed.published,
+        )
+        moves.append(move)
+    return sorted(moves, key=lambda move: -move.time)
+
+
+def _print_moves(moves: Sequence[Move], console: Console) -> None:
+    rows = table("date (UTC)", "name", "version", "before", "share", "by")
+    for move in moves:
+        rows.add_row(
+            _day(move.time) if move.time else "",
+            move.name,
+            str(move.version or "removed"),
+            str(move.before or ""),
+            "" if move.share is None else f"{move.share:.4g}",
+            move.by,
+        )
+    console.print(rows)
+
+
+def _print_outcomes(
+    model: str, by_class: Mapping[str, Sequence[PastOutcome]], console: Console
+) -> None:
+    from pipeline.reporting import result_table
+
     for name, outcomes in by_class.items():
         rows = [_cells(outcome) for outcome in reversed(outcomes)]
         title = f"{model} on {name}"
@@ -158,3 +244,33 @@ def _cells(outcome: PastOutcome) -> list[Text | str]:
 
 def _day(time: float) -> str:
     return iso(time)[5:16].replace("T", " ")
+
+
+@replay_app.command()
+@exiting(refused=INFRASTRUCTURE, interrupted="interrupted; run the same command to continue")
+def replay(
+    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
+    ] = False,
+    store: StoreOption = "./store",
+    tracking_uri: TrackingOption = None,
+    mlflow_artifacts: MlflowArtifactsOption = "copy",
+) -> None:
+    """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""
+    from pipeline.reporting import report_page
+    from pipeline.tracking import default_tracking_uri
+    from pipeline.tracking import replay as replay_
+
+    if every == (campaign is not None):
+        raise UsageError("expected one campaign, or --all")
+    opened = Store.open(store)
+    failures = replay_(
+        opened,
+        tracking_uri or default_tracking_uri(),
+        campaign,
+        mode=mlflow_artifacts,
+        page=report_page,
+        say=say,
+    )
+    sys.exit(INFRASTRUCTURE if failures else OK)

@@ -1,5 +1,5 @@
 """Artifacts: manifest, folder, payload selection, signatures, freezing report, and rendering for
-people.
+people and for Triton.
 
 May import: freezer.hardware and below. Imports no torch.
 Read first: manifest.py.
@@ -115,9 +115,15 @@ from freezer.artifact.signatures import (
     read_keys,
     signed_with,
 )
+from freezer.artifact.triton import (
+    DATATYPES,
+    sizes_of,
+    write_triton,
+)
 
 __all__ = [
     "ANNOTATION",
+    "DATATYPES",
     "ENGINES",
     "ERROR_RATIO",
     "FORMAT_VERSION",
@@ -203,6 +209,7 @@ __all__ = [
     "regression_kind",
     "signed_with",
     "size_text",
+    "sizes_of",
     "slower_places",
     "slower_than_eager",
     "stored_as_captured",
@@ -213,4 +220,5 @@ __all__ = [
     "with_accuracy",
     "without_specialized",
     "write_artifact",
+    "write_triton",
 ]

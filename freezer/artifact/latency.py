@@ -246,7 +246,8 @@ def regression_kind(
 
     Args:
         speed: change of the speed; None if it is unknown.
-        error_ratio_before: error ratio of the artifact before; None if it is unknown.
+        error_ratio_before: error ratio of the artifact before; None if it is unknown, or of a lower
+            precision, with whose error none is compared.
         error_ratio: error ratio of the new artifact; None if it is unknown.
     """
     if speed is not None and speed.slower:

@@ -15,11 +15,13 @@ from freezer.cli.arguments import (
     StoreOption,
     ThreadsOption,
     answer_signals,
+    console,
     exiting,
     note,
     say,
     say_error,
     say_json,
+    table,
 )
 
 __all__ = [
@@ -32,10 +34,12 @@ __all__ = [
     "StoreOption",
     "ThreadsOption",
     "answer_signals",
+    "console",
     "exiting",
     "main",
     "note",
     "say",
     "say_error",
     "say_json",
+    "table",
 ]

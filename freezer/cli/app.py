@@ -18,7 +18,7 @@ from freezer.cli.arguments import exiting, say
 from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
 from freezer.cli.explain_command import explain
 from freezer.cli.freezing_commands import freeze
-from freezer.cli.store_commands import copy, list_models, pull, rollback, sign
+from freezer.cli.store_commands import copy, export, list_models, pull, rollback, sign
 from freezer.progress import reported
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
@@ -88,7 +88,10 @@ def options(
     """
 
 
-for command in (freeze, explain, pull, copy, sign, verify, inspect, run, classes, doctor, rollback):
+for command in (
+    *(freeze, explain, pull, copy, export, sign),
+    *(verify, inspect, run, classes, doctor, rollback),
+):
     app.command()(command)
 app.command("list")(list_models)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Option
 
-from freezer.artifact import ERROR_RATIO, Artifact, describe, folder_of, frozen_code
+from freezer.artifact import ERROR_RATIO, describe, folder_of, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
 from freezer.cli.arguments import (
     ClassOption,
@@ -33,13 +33,12 @@ from freezer.cli.arguments import (
     say_json,
     table,
 )
-from freezer.cli.store_commands import pick
+from freezer.cli.store_commands import named_artifact
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
-from freezer.hardware import DEVICE_CLASSES, detect
+from freezer.hardware import DEVICE_CLASSES, detect, node_expressions
 from freezer.spec import text_of
-from freezer.store import Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,16 +114,8 @@ def inspect(
 ) -> None:
     """Print an artifact's manifest and what freezing did, or the code of its model."""
     with scratch_folder() as scratch:
-        folder = folder_of(reference)
-        published: Sequence[str] = ()
-        if folder is not None:
-            artifact = Artifact.read(folder)
-        else:
-            opened = Store.open(store)
-            version = opened.version(reference)
-            published = tuple(version.images)
-            name = pick(version, device_class_)
-            artifact = opened.materialize(version, name, Path(scratch), paths=None if code else ())
+        paths = None if code else ()
+        artifact, published = named_artifact(reference, store, device_class_, Path(scratch), paths)
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())
         elif code:
@@ -212,10 +203,21 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
     return outputs
 
 
-def classes(as_json: JsonOption = False) -> None:
+def classes(
+    as_json: JsonOption = False,
+    affinity: Annotated[
+        str | None,
+        Option(help="Print Kubernetes' nodeAffinity for the nodes of this class."),
+    ] = None,
+) -> None:
     """Print this machine's device classes, most specific first, with where they have run, and the
     reasons against the next better ones.
     """
+    if affinity is not None:
+        terms = [{"matchExpressions": node_expressions(affinity)}]
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        say_json({"nodeAffinity": rule}, indent=2)
+        return
     machine = detect()
     if as_json:
         say_json(asdict(machine))

@@ -1,26 +1,36 @@
-"""The commands over stores: `coldpress list`, `pull`, `copy`, `sign` and `rollback`. Imports no
-torch.
+"""The commands over stores: `coldpress list`, `pull`, `copy`, `export`, `sign` and `rollback`.
+
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from freezer.artifact import MANIFEST, size_text, torch_folder
+from freezer.artifact import (
+    MANIFEST,
+    Artifact,
+    folder_of,
+    size_text,
+    torch_folder,
+    write_triton,
+)
 from freezer.cli.arguments import (
     ClassOption,
     JsonOption,
     MaybeModelArgument,
     MinVersionOption,
     ModelArgument,
+    ReferenceArgument,
     StoreOption,
     console,
+    note,
     say,
     say_error,
     say_json,
@@ -29,7 +39,7 @@ from freezer.cli.arguments import (
 )
 from freezer.codec import encode
 from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
-from freezer.files import check_folder
+from freezer.files import check_folder, scratch_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
 from freezer.store import (
@@ -37,6 +47,7 @@ from freezer.store import (
     ListedVersion,
     Store,
     Version,
+    announce,
     copy_version,
     newest_versions,
     references,
@@ -151,6 +162,55 @@ def copy(
         say(f"pin: {copied.pin}", "dim")
 
 
+def export(
+    reference: ReferenceArgument,
+    dest: Annotated[Path, Argument(help="Folder of the model repository.")],
+    as_: Annotated[
+        Literal["triton"], Option("--as", help="`triton`: for Triton Inference Server.")
+    ] = "triton",
+    store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+    threads: Annotated[
+        int | None, Option("--threads", help="Threads for calls. Default: the judged count.")
+    ] = None,
+    batch: Annotated[
+        bool, Option("--batch", help="Let the server join requests along the first dim.")
+    ] = False,
+) -> None:
+    """Write a model repository with one artifact for another server."""
+    with scratch_folder() as scratch, transfer_bar():
+        artifact, _ = named_artifact(reference, store, device_class_, Path(scratch))
+        artifact.verify()
+        config = write_triton(artifact, dest, threads=threads, batch=batch)
+    say(f"{artifact.manifest.model} for {artifact.manifest.device_class} is in {config.parent}:")
+    say(config.read_text().rstrip(), "dim")
+
+
+def named_artifact(
+    reference: str,
+    store: str,
+    device_class_: str,
+    scratch: Path,
+    paths: Collection[str] | None = None,
+) -> tuple[Artifact, tuple[str, ...]]:
+    """The artifact that a command names, and the classes that its version is published for.
+
+    Args:
+        reference: an artifact folder, or a version in the store.
+        store, device_class_: of a version; see `pick`.
+        scratch: empty folder for links to the files of a version.
+        paths: the files to link; None links all.
+    """
+    folder = folder_of(reference)
+    if folder is not None:
+        return Artifact.read(folder), ()
+    opened = Store.open(store)
+    version = opened.version(reference)
+    name = pick(version, device_class_)
+    artifact = opened.materialize(version, name, scratch, paths=paths)
+    return artifact, tuple(version.images)
+
+
 def pick(version: Version, wanted: str) -> str:
     """The requested device class, or the most specific one that this machine runs."""
     if wanted != "auto":
@@ -203,6 +263,9 @@ def rollback(
         )
     before = opened.version(name)
     version = opened.roll_back(name, None if undo else int(number))
+    problem = announce(opened, name, opened.notes(name).moves[-1])
+    if problem:
+        note(f"the rollback is done, but {problem}")
     classes = ", ".join(sorted(version.images))
     say(f"latest of {name} is version {version.number} (before: {before.number}), for {classes}")
     missing = before.images.keys() - version.images.keys()

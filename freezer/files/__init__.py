@@ -42,6 +42,7 @@ from freezer.files.digest import (
 from freezer.files.download import (
     fetch,
     file_name,
+    http_session,
     identity,
     is_url,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "digest_file",
     "fetch",
     "file_name",
+    "http_session",
     "identity",
     "is_url",
     "link_or_copy",

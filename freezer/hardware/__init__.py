@@ -32,6 +32,7 @@ from freezer.hardware.machine import (
     detect,
     this_host,
 )
+from freezer.hardware.node_labels import node_expressions
 from freezer.hardware.resources import (
     available_cpus,
     counts_within,
@@ -64,6 +65,7 @@ __all__ = [
     "device_class",
     "lesser_classes",
     "machine_bytes",
+    "node_expressions",
     "num_other_processes",
     "opened",
     "own_process",

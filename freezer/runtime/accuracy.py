@@ -118,12 +118,6 @@ def judge_accuracy(
     return Judged(measured=measured, bounds=bounds, problem="; ".join(problems) or None)
 
 
-def keeps_budget(samples: Mapping[str, Sequence[float]], budget: Mapping[str, float]) -> bool:
-    """Whether the mean of each measure keeps its limit, which a search aims for."""
-    means = {name: float(np.mean(values)) for name, values in samples.items()}
-    return all(_keeps(name, mean, budget[LIMITS[name]]) for name, mean in means.items())
-
-
 def scale_of(qualities: Sequence[float]) -> float:
     """How far the metric of a sample may fall, by eager's: from the best to the worst one."""
     if not qualities:
@@ -161,8 +155,6 @@ def least_share(num_differ: int, num: int, alpha: float) -> float:
 
 def _at_most(count: int, num: int, share: float) -> float:
     """The probability of at most so many of a share."""
-    if share in (0.0, 1.0):
-        return float(share == 0.0 or count >= num)
     total = 0.0
     for i in range(count + 1):
         log = math.lgamma(num + 1) - math.lgamma(i + 1) - math.lgamma(num - i + 1)

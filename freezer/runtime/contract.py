@@ -9,10 +9,10 @@ import os
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from freezer.artifact import Manifest, Payload
-from freezer.errors import ContractError, Refusal
+from freezer.errors import ContractError, Refusal, UsageError
 from freezer.spec import (
     InputItem,
     InputSpec,
@@ -81,6 +81,8 @@ class OpenModel:
         ladder: artifacts that were refused before this one at load.
     """
 
+    _follow: Callable[..., Any] | None = None
+
     def __init__(
         self,
         *,
@@ -114,6 +116,24 @@ class OpenModel:
         if set(shape) != set(dims):
             raise ContractError(f"got sizes of {sorted(shape)}, expected those of {dims}")
         return self._choose(shape).payload
+
+    def sizes_of(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, int]:
+        """The sizes of the declared dims in the inputs of a call."""
+        return self._binding.leaves(args, kwargs, lambda _, value: cast(_Leaf, value))[1]
+
+    def watch(self, every_s: float = 30.0, *, sentinel: bool = True) -> Any:
+        """A WatchedModel to call in place of this one, which follows the store.
+
+        Args:
+            every_s: seconds between two checks of the store.
+            sentinel: whether a portable copy checks some calls.
+
+        Raises:
+            UsageError: the model was loaded from a folder, or keeps state between calls.
+        """
+        if self._follow is None:
+            raise UsageError("a folder cannot be watched; load MODEL:NAME from a store")
+        return self._follow(self, every_s, sentinel)
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
         """The open payload that serves a call by its sizes.

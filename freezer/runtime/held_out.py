@@ -46,7 +46,7 @@ Metric = Callable[..., Any]
 """Quality of one answer, given it and its labels: a number of which more is better."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOut:
     """Samples with their labels, and how they are split.
 
@@ -140,12 +140,12 @@ def judge_answers(
     answers: Iterable[Any],
     num_candidates: int,
 ) -> Judged:
-    """Judge a model's answers on the judged samples by the budget.
+    """Judge a model's answers by the budget.
 
     Args:
-        held_out: the samples and the budget.
-        metric: the function that the budget names.
-        eager: eager's answers, in the order of the samples.
+        metric: the function that the budget names; None to judge by the other limits.
+        eager: eager's answers, in the order of the judged samples; without a metric of any, as
+            many.
         answers: the model's answers.
         num_candidates: candidates that are judged on the same samples.
 
@@ -154,9 +154,11 @@ def judge_answers(
     """
     budget = held_out.accuracy.budget
     names = [name for name, limit in LIMITS.items() if limit in budget]
+    if metric is None and METRIC in names:
+        names.remove(METRIC)
     samples: dict[str, list[float]] = {name: [] for name in names}
     qualities = []
-    for before, after, (_, labels) in zip(eager, answers, held_out.judged, strict=True):
+    for before, after, (_, label) in zip(eager, answers, held_out.judged, strict=False):
         pair = _outputs(before), _outputs(after)
         if TOP1 in names and not any(map(has_classes, pair[0])):
             raise JudgeError(
@@ -167,7 +169,7 @@ def judge_answers(
         for name, value in measures(*pair, names).items():
             samples[name].append(value)
         if metric is not None:
-            given = [] if labels is None else [labels]
+            given = [] if label is None else [label]
             qualities.append(_quality(metric, before, *given))
             samples[METRIC].append(qualities[-1] - _quality(metric, after, *given))
     return judge_accuracy(samples, budget, num_candidates, scale_of(qualities))

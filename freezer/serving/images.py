@@ -96,12 +96,14 @@ class Image:
 def resolve_reference(
     reference: str | Path,
     store: str | None,
+    key: str | None = None,
 ) -> tuple[Store, Version] | None:
     """The store and the version that a reference names; None for a folder.
 
     Args:
         reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
         store: URI of the store; `./store` by default.
+        key: of a caller, for whom the canary of a name may serve.
 
     Raises:
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
@@ -109,7 +111,7 @@ def resolve_reference(
     if folder_of(reference) is not None:
         return None
     opened = Store.open(store or "store")
-    return opened, opened.version(str(reference))
+    return opened, opened.version(str(reference), key)
 
 
 def images_of(

@@ -17,10 +17,11 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from freezer.artifact import (
     ENGINES,
@@ -39,6 +40,7 @@ from freezer.serving.selection import Selection, failure, in_words, select_image
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
     from freezer.runtime.native import NativeModel
+    from freezer.serving.following import WatchedModel
 
 logger = logging.getLogger("coldpress")
 
@@ -55,6 +57,7 @@ class LoadKeywords(TypedDict, total=False):
     device: str | None
     trusted_keys: Sequence[str | Path]
     min_version: int
+    key: str | None
 
 
 @overload
@@ -82,7 +85,7 @@ def load(
     """Load the frozen model for this machine.
 
     Args:
-        reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
+        reference: `MODEL`, `MODEL:VERSION` or `MODEL:NAME` in a store, or an artifact folder.
         options: how to load it.
         keywords: fields of LoadOptions by name, in place of `options`.
 
@@ -94,7 +97,7 @@ def load(
     """
     options = replace(options or LoadOptions(), **keywords)  # type: ignore[arg-type]
     with ExitStack() as stack:
-        published = resolve_reference(reference, options.store)
+        published = resolve_reference(reference, options.store, options.key)
         images = images_of(reference, published, stack)
         process = process_here(options, [image.device_class for image in images])
         selection = select_image(images, process)
@@ -108,8 +111,18 @@ def load(
             else:
                 for refusal in selection.refused:
                     logger.warning("%s: %s", reference, in_words(refusal, images, selection))
+                if published is not None:
+                    watch = partial(_follow, str(reference), options, published[1])
+                    object.__setattr__(model, "_follow", watch)
                 return model
         raise selection.error(reference)
+
+
+def _follow(*given: Any) -> WatchedModel:
+    """See `follow`, which imports this module."""
+    from freezer.serving.following import follow
+
+    return follow(*given)
 
 
 def _open(selection: Selection) -> FrozenModel | NativeModel:

@@ -38,6 +38,8 @@ class LoadOptions:
             and class, and is valid for these only.
         min_version: refuse an older version, which a store may offer as its latest. Ignored for a
             folder. To refuse `portable` if a better artifact is missing, name `device_class`.
+        key: a user, session or machine. For the share of keys that `prod-canary` has, the version
+            of `MODEL:prod-canary` is loaded in place of `MODEL:prod`.
         runtime: `native` opens Inductor payloads for CPUs without importing torch, for a faster
             start; arrays are numpy's then. Other artifacts are refused.
     """
@@ -51,6 +53,7 @@ class LoadOptions:
     device: str | None = None
     trusted_keys: Sequence[str | Path] = ()
     min_version: int = 0
+    key: str | None = None
     runtime: Literal["torch", "native"] = "torch"
 
     def __post_init__(self) -> None:

@@ -17,6 +17,14 @@ from freezer.store.copying import (
     copy_version,
     references,
 )
+from freezer.store.garbage import (
+    MARKS,
+    Cleaning,
+    Garbage,
+    collect,
+    marks_in,
+    write_marks,
+)
 from freezer.store.listing import (
     ListedVersion,
     loss_of,
@@ -31,6 +39,15 @@ from freezer.store.oci_layout import (
     INDEX,
     Descriptor,
 )
+from freezer.store.publication import (
+    CANARY,
+    HOOK,
+    Move,
+    Notes,
+    announce,
+    in_share,
+    user_name,
+)
 from freezer.store.versions import (
     LATEST,
     NAME,
@@ -38,22 +55,35 @@ from freezer.store.versions import (
 )
 
 __all__ = [
+    "CANARY",
+    "HOOK",
     "INDEX",
     "LATEST",
+    "MARKS",
     "NAME",
     "WORK",
+    "Cleaning",
     "Copied",
     "Descriptor",
     "Form",
+    "Garbage",
     "ListedVersion",
     "LocalFiles",
+    "Move",
+    "Notes",
     "RemoteFiles",
     "Store",
     "Version",
+    "announce",
+    "collect",
     "copy_version",
+    "in_share",
     "loss_of",
+    "marks_in",
     "newest_versions",
     "one_spelling",
     "references",
+    "user_name",
     "versions_of",
+    "write_marks",
 ]

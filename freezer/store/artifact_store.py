@@ -45,7 +45,17 @@ from freezer.files import (
 from freezer.store.forms import referrers_tag, write_bundle
 from freezer.store.local_files import LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
-from freezer.store.publication import roll_back, write_version
+from freezer.store.publication import (
+    Move,
+    Notes,
+    check_name,
+    chosen_tag,
+    promote,
+    read_notes,
+    roll_back,
+    take_back,
+    write_version,
+)
 from freezer.store.versions import (
     LATEST,
     NAME,
@@ -87,6 +97,7 @@ class Store:
         registry: the registry, which has no ledger.
 
     Attributes:
+        files: its files.
         uri: opens the store again.
     """
 
@@ -99,8 +110,8 @@ class Store:
         self.root = root
         self.remote = remote
         self.registry = registry
-        self._files: Files = registry or remote or LocalFiles(root, work=WORK)
-        self.uri = self._files.where()
+        self.files: Files = registry or remote or LocalFiles(root, work=WORK)
+        self.uri = self.files.where()
 
     @classmethod
     def open(cls, uri: str, *, create: bool = False) -> Store:
@@ -142,20 +153,27 @@ class Store:
 
     def models(self) -> list[str]:
         """Names of all published models, sorted."""
-        return self._files.folders_with(INDEX)
+        return self.files.folders_with(INDEX)
 
     def versions(self, model: str) -> list[int]:
         """Version numbers of a model, ascending; empty if it was never published."""
         return sorted(int(tag) for tag in self.layout(model).tags() if NUMBER.fullmatch(tag))
 
-    def version(self, reference: str) -> Version:
-        """The version named by `MODEL`, `MODEL:latest`, `MODEL:3` or `MODEL@sha256:HEX`; by the
-        digest exactly what was published, also where `latest` moved or the store was exchanged.
+    def version(self, reference: str, key: str | None = None) -> Version:
+        """The version named by `MODEL`, `MODEL:latest`, `MODEL:3`, `MODEL:prod` or
+        `MODEL@sha256:HEX`; by the digest exactly what was published, also where `latest` moved or
+        the store was exchanged.
+
+        Args:
+            reference: the name.
+            key: of a caller, for whom the canary of the name may serve.
         """
         mark = "@" if "@" in reference else ":"
         model, _, tag = reference.partition(mark)
         layout = self.layout(model)
         tag = tag or (LATEST if mark == ":" else "")
+        if key is not None and mark == ":":
+            tag = chosen_tag(layout, tag, key)
         found = pinned(layout, tag) if mark == "@" else layout.tags(tag).get(tag)
         if found is None:
             known = ", ".join(map(str, self.versions(model)))
@@ -209,7 +227,7 @@ class Store:
         its own.
         """
         path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
-        if self._files.exact:
+        if self.files.exact:
             verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
 
@@ -357,7 +375,7 @@ class Store:
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         layout = self.layout(model)
-        if not self._files.exact:
+        if not self.files.exact:
             # upload large blobs before the lock, which must be held only briefly
             with self._writing():
                 for artifact in artifacts:
@@ -382,6 +400,40 @@ class Store:
         """
         return self._written(model, partial(roll_back, self, model, number))
 
+    def promote(
+        self,
+        reference: str,
+        name: str,
+        *,
+        share: float | None = None,
+        remove: bool = False,
+    ) -> Move:
+        """Make a name point at a version, and note who did.
+
+        Args:
+            reference: the version; of a name to remove, the model.
+            name: such as `prod`.
+            share: of the keys of `prod` that `prod-canary` serves.
+            remove: whether the name is removed.
+
+        Raises:
+            NotPublishedError: the store has no such version.
+            UsageError: the name cannot be used.
+            IntegrityError: a file is missing; nothing was changed.
+        """
+        if not remove:
+            check_name(name, share)
+        write = partial(promote, self, reference, name, share, remove=remove)
+        return self._written(reference.partition("@")[0].partition(":")[0], write)
+
+    def take_back(self, model: str, move: Move) -> None:
+        """Undo a move of a name, unless it was moved again since."""
+        self._written(model, partial(take_back, self, model, move))
+
+    def notes(self, model: str) -> Notes:
+        """What the store notes of a model, such as the moves of its names."""
+        return read_notes(self.layout(model))
+
     def write_model(
         self,
         model: str,
@@ -395,13 +447,13 @@ class Store:
             write: writes manifests and tags, under the lock.
         """
         layout = self.layout(model)
-        if not self._files.exact:
+        if not self.files.exact:
             with self._writing():
                 send()
 
         def write_all() -> _T:
             layout.begin()
-            if self._files.exact:
+            if self.files.exact:
                 send()
             return write()
 
@@ -416,9 +468,9 @@ class Store:
         interfered.
         """
         for _ in range(TRIES - 1):
-            with suppress(OvertakenError), self._writing(), self._files.locked(model):
+            with suppress(OvertakenError), self._writing(), self.files.locked(model):
                 return write()
-        with self._writing(), self._files.locked(model):
+        with self._writing(), self.files.locked(model):
             return write()
 
     @contextmanager
@@ -439,4 +491,4 @@ class Store:
             from freezer.store.registry import RegistryLayout
 
             return RegistryLayout(self.registry, model)
-        return Layout(self._files, model)
+        return Layout(self.files, model)

@@ -210,17 +210,23 @@ class RemoteFiles:
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects in a folder."""
-        return self._listed(folder)
+        return list(self._listed(folder))
 
-    def _listed(self, folder: str, *, recursive: bool = False) -> list[str]:
-        """Paths of the objects below a folder, relative to it."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of all objects below a folder, by path relative to it."""
+        return self._listed(folder, recursive=True)
+
+    def _listed(self, folder: str, *, recursive: bool = False) -> dict[str, int]:
+        """Bytes of the objects below a folder, by path relative to it."""
         from pyarrow.fs import FileSelector
 
         base = self._at(folder).rstrip("/")
         below = FileSelector(base, allow_not_found=True, recursive=recursive)
         with self._reaching():
             infos = self._fs.get_file_info(below)
-        return [info.path.removeprefix(f"{base}/") for info in infos if info.is_file]
+        return {
+            info.path.removeprefix(f"{base}/"): int(info.size) for info in infos if info.is_file
+        }
 
     def remove(self, path: str) -> None:
         """Delete an object, if it exists."""

@@ -103,6 +103,8 @@ def _copy_artifacts(source: Store, dest: Store, version: Version) -> tuple[list[
                 call.result()
 
     def write() -> list[str]:
+        if not dest.files.exact:
+            send()  # what was removed as garbage since it was found there
         for part in unique:
             if part.media_type in MANIFESTS:
                 target.write_blob(origin.blob(part), part.media_type)

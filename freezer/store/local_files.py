@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlparse
 
@@ -102,6 +103,22 @@ class LocalFiles:
     def folders_with(self, name: str) -> list[str]:
         """Top-level folders that contain a file of this name, sorted."""
         return sorted(path.parent.name for path in self._root.glob(f"*/{name}"))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of all files below a folder, by path relative to it. Those of a file that has
+        several names are shared by these.
+        """
+        top, sizes = self._root / folder, {}
+        for path in top.rglob("*"):
+            with suppress(FileNotFoundError):  # others may remove it
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    sizes[str(path.relative_to(top))] = status.st_size // max(status.st_nlink, 1)
+        return sizes
+
+    def remove(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        remove(self._root / path)
 
     def prepare(self, folder: str) -> None:
         """Make a folder and remove partial files of killed writers, under its lock."""

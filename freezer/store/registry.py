@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -172,6 +172,19 @@ class RegistryFiles:
             return list(self._registry.pages(f"{self._prefix}{model}/tags/list?n=1000", "tags"))
         except FileNotFoundError:
             return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Nothing: registries list tags only, and remove unused blobs themselves."""
+        return {}
+
+    def remove(self, path: str) -> None:
+        """Delete a manifest, if it exists.
+
+        Raises:
+            RemoteError: the registry does not delete.
+        """
+        with suppress(FileNotFoundError):
+            self._registry.send("DELETE", self._prefix + path)
 
     def prepare(self, folder: str) -> None:
         """Do nothing: registries have neither folders nor partial blobs."""

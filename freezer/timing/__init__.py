@@ -5,10 +5,9 @@ Read first: sampling.py.
 """
 
 from freezer.timing.intervals import Rivals
-from freezer.timing.machine import alone, share_machine
 from freezer.timing.meters import CpuMeter, meter_of
 from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup
-from freezer.timing.sampling import policy_for, sample
+from freezer.timing.sampling import alone, policy_for, sample, share_machine
 
 __all__ = [
     "MIN_SAMPLES",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from freezer.runtime.draws import Draws
+from freezer.runtime.input_sets import Draws
 
 NUM_EXCHANGES = 4096
 """Random exchanges of blocks that the test compares."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freezer.codec import frozen
-from freezer.runtime.draws import Draws
+from freezer.runtime.input_sets import Draws
 from freezer.runtime.torch_settings import threads
 from freezer.spec import MARKS, Clock, SamplingPolicy, Timing
 from freezer.timing.intervals import of_means, of_ranks, ratio_interval

@@ -23,17 +23,33 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, cycle, islice
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
 from freezer.timing.intervals import Halving, Rivals, Round
-from freezer.timing.machine import alone
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling
 
 logger = logging.getLogger("coldpress")
+
+Alone = Callable[[], AbstractContextManager[None]]
+"""Returns a context manager that waits until this process has the machine alone."""
+
+_alone: list[Alone] = [nullcontext]
+
+
+def alone() -> AbstractContextManager[None]:
+    """Have the machine alone, if this process shares it with others of Coldpress."""
+    return _alone[-1]()
+
+
+def share_machine(by: Alone) -> None:
+    """Set how this process gets the machine alone; by default it takes it to be its own."""
+    _alone[:] = [by]
+
 
 FIRST_CALLS = 3
 """Calls before the warm-up: TorchScript compiles in the second, engines allocate in the first."""

@@ -56,8 +56,8 @@ COPY infra/serving/*.py infra/serving/
 LABEL org.opencontainers.image.title="coldpress-serve" \
       org.opencontainers.image.description="HTTP service for one model of a Coldpress store"
 USER 10001:10001
-ENV PORT=8000
+ENV PORT=8000 PYTHONPATH=/app
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
     CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f'http://127.0.0.1:{os.environ[\"PORT\"]}/ready', timeout=5)"]
-CMD ["python", "-m", "infra.serving.service", "--help"]
+CMD ["coldpress", "serve", "--help"]

@@ -1,5 +1,5 @@
-"""Bodies of requests and answers: JSON, or a .safetensors file. Arrays are numpy's for the native
-runtime, else tensors.
+"""Bodies of `POST /predict` and its answers: JSON, or a .safetensors file. Arrays are numpy's for
+the native runtime, else tensors.
 
 JSON has no dtypes: its numbers take those of the contract, if no value changes but by rounding of
 floats.
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from fastapi import Response
+from fastapi.responses import JSONResponse
 from safetensors import deserialize
 
 from freezer.errors import ContractError, first_line
@@ -24,8 +26,68 @@ _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
 
 
+JSON, BINARY = "application/json", "application/octet-stream"
+
 BODY_BYTES, VALUE_BYTES = 1 << 20, 64
 """Limit of a body: a constant, and bytes for each value, as indented JSON has."""
+
+
+class BodyForm(Protocol):
+    """The form of one request and of its answer.
+
+    Attributes:
+        invalid: HTTP status of a request that violates the contract.
+    """
+
+    invalid: int
+
+    def read(self, body: bytes, model: Any) -> dict[str, Any]:
+        """The inputs by name, as the model takes them.
+
+        Raises:
+            ContractError: the body has another form, or asks for what the model lacks.
+        """
+
+    def write(self, outputs: Mapping[str, Any], labels: Mapping[str, str]) -> Response:
+        """The answer with some outputs by name, from the artifact with these labels."""
+
+    def refuse(self, status: int, detail: str) -> Response:
+        """An answer without outputs."""
+
+
+class OwnForm:
+    """The form of `POST /predict`: a .safetensors file as `application/octet-stream`, or JSON.
+
+    Args:
+        media_type: of the request.
+        native: whether arrays are numpy's.
+    """
+
+    invalid = 422
+
+    def __init__(self, media_type: str, *, native: bool) -> None:
+        self._binary, self._native = media_type.startswith(BINARY), native
+
+    def read(self, body: bytes, model: Any) -> dict[str, Any]:
+        """See BodyForm."""
+        read = read_safetensors if self._binary else read_json
+        return read(body, model.inputs, native=self._native)
+
+    def write(self, outputs: Mapping[str, Any], labels: Mapping[str, str]) -> Response:
+        """See BodyForm."""
+        if self._binary:
+            return Response(write_safetensors(outputs, native=self._native), media_type=BINARY)
+        return Response(write_json(outputs), media_type=JSON)
+
+    def refuse(self, status: int, detail: str) -> Response:
+        """See BodyForm."""
+        return refusal(status, detail)
+
+
+def refusal(status: int, detail: str, key: str = "detail") -> Response:
+    """A response without outputs; with 503 the client may try again in a second."""
+    headers = {"retry-after": "1"} if status == 503 else None
+    return JSONResponse({key: detail}, status, headers=headers)
 
 
 async def read_body(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
@@ -74,11 +136,24 @@ def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in given.items():
         for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
-            found[path] = _array(tensors[path], leaf, native=native) if path in tensors else leaf
+            found[path] = array_of(tensors[path], leaf, native=native) if path in tensors else leaf
     return found
 
 
-def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
+def array_of(
+    item: TensorSpec, value: Any, *, native: bool, shape: Sequence[int] | None = None
+) -> Any:
+    """The array of nested lists.
+
+    Args:
+        item: input that it is for.
+        value: the nested lists, or one number.
+        native: whether arrays are numpy's.
+        shape: of the array, whose values are in this order; None: as the lists are nested.
+
+    Raises:
+        ContractError: the values do not fit the dtype or the shape.
+    """
     dtype = np.dtype("float32" if item.dtype == "bfloat16" else item.dtype)  # numpy lacks bfloat16
     array = None
     try:
@@ -96,6 +171,13 @@ def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
             f"input {item.name!r}: got values that are not all {item.dtype}, or lists of different"
             f" lengths; expected nested lists of {item.dtype} {list(item.shape)}"
         )
+    if shape is not None:
+        if array.size != math.prod(shape):
+            raise ContractError(
+                f"input {item.name!r}: got {array.size} values, expected {math.prod(shape)} for"
+                f" shape {list(shape)}"
+            )
+        array = array.reshape(shape)
     if native:
         return array
     import torch
@@ -123,15 +205,16 @@ def read_safetensors(body: bytes, inputs: InputSpec, *, native: bool) -> dict[st
             " safetensors.torch.save"
         ) from None
     check_fit([headers], inputs, "the body")
-    read = _stored_array if native else _stored_tensor
-    return {name: read(stored[name]["data"], *headers[name]) for name in headers}
+    return {
+        name: stored_array(stored[name]["data"], *headers[name], native=native) for name in headers
+    }
 
 
-def _stored_array(data: bytearray, dtype: str, shape: Sequence[int]) -> Array:
-    return np.ndarray(shape, np.dtype(dtype), buffer=data)
-
-
-def _stored_tensor(data: bytearray, dtype: str, shape: Sequence[int]) -> Any:
+def stored_array(data: bytearray, dtype: str, shape: Sequence[int], *, native: bool) -> Any:
+    """The array of bytes in row-major order, without a copy."""
+    if native:
+        array: Array = np.ndarray(shape, np.dtype(dtype), buffer=data)
+        return array
     import torch
 
     kind = getattr(torch, dtype)
@@ -162,3 +245,13 @@ def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
 
         return bytes(save_arrays(dict(outputs)))
     return tensor_bytes(outputs)
+
+
+def raw_bytes(leaf: Any) -> bytes:
+    """The bytes of an array in row-major order."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.tobytes()
+    import torch
+
+    flat = leaf.contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())

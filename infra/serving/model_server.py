@@ -1,19 +1,21 @@
 """A frozen model that answers requests one at a time, and follows its store. Used by service.py and
 serve_app.py.
 
-A new artifact is loaded beside the one that serves, verified by its canary, and swapped in by one
-assignment; a request that runs finishes with the old one. If a load fails, what serves stays, and a
-later check of the store tries again.
+What serves, and how it is replaced: see `freezer.serving.following`. Where the store has a canary
+of the name that it follows, that serves its share of the keys that requests have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,45 +24,44 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
-import freezer
-from freezer.artifact import Manifest, read_keys
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, read_keys
 from freezer.codec import encode
-from freezer.errors import (
-    ColdpressError,
-    ContractError,
-    IncompatibleError,
-    Refusal,
-    UsageError,
-    first_line,
-)
-from freezer.hardware import detect
+from freezer.errors import ColdpressError, ContractError, Refusal
 from freezer.hardware import device_class as class_named
-from freezer.store import Store, Version
-from infra.serving.bodies import (
-    read_body,
-    read_json,
-    read_safetensors,
-    write_json,
-    write_safetensors,
+from freezer.runtime.tensor_files import golden_sets, load_arrays, load_tensors
+from freezer.serving.following import Loaded, WatchedModel
+from freezer.serving.process import LoadOptions
+from freezer.serving.sentinel import Sentinel
+from freezer.store import CANARY, LATEST, Store, Version, in_share
+from infra.serving.batching import (
+    Arrays,
+    Batcher,
+    GoldenCall,
+    Joint,
+    Shapes,
+    joint_of,
+    output_shapes,
 )
+from infra.serving.bodies import BodyForm, OwnForm, read_body, refusal
 
-JSON, BINARY = "application/json", "application/octet-stream"
+KEY = "coldpress-key"
+"""Header with the key that chooses between a version and its canary."""
 
 READ_S = 60.0
 """Time limit for the body of a request, which has its place in the queue while the client sends it.
 """
 
-AGAIN_S = 300.0
-"""Time between two loads of artifacts that did not open or failed their canary, while another
-serves: they take the CPUs of the requests.
-"""
-
-AGAIN_ALONE_S = 30.0
-"""The same while nothing serves."""
-
-REMEMBERED = ("canary", "does_not_open", "tampered")  # refusals that stay while the digests do
-
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+BUCKETS_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+SENTINEL = {
+    "error_ratio": "Error of the last answers against portable, over what is allowed",
+    "speed_ratio": "Expected time of a call over its time now",
+    "num_checks": "Calls that the portable program answered again",
+    "cpu_s": "CPU time of these answers",
+}
+"""Figures of the sentinel that are exported."""
 
 logger = logging.getLogger("coldpress")
 
@@ -78,6 +79,9 @@ class ServingOptions:
         queue: requests that may wait while one runs, those included whose body arrives; further
             ones are refused.
         reload_s: seconds between two checks of the store.
+        sentinel: whether a portable copy checks some calls.
+        max_batch: largest sum of the sizes of requests that are joined into one call; 0: none are.
+        max_delay_ms: how long a request waits for others while the model is free.
     """
 
     model: str
@@ -89,21 +93,22 @@ class ServingOptions:
     keys: tuple[Path, ...] = ()
     queue: int = 32
     reload_s: float = 30.0
+    sentinel: bool = True
+    max_batch: int = 0
+    max_delay_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
-    """What serves.
+class Prepared:
+    """What the service knows of a model before it serves.
 
     Attributes:
-        model: the FrozenModel or NativeModel.
-        offered: digests of the artifacts that it was chosen from, by device class.
-        labels: model, version, digest and device class, as `coldpress list` prints them.
+        shapes: of the outputs, by the golden ones.
+        joint: where requests are joined; None: nowhere.
     """
 
-    model: Any
-    offered: Mapping[str, str]
-    labels: Mapping[str, str]
+    shapes: Shapes
+    joint: Joint | None
 
 
 class ServingMetrics:
@@ -137,19 +142,34 @@ class ServingMetrics:
             f"{prefix}_canary_failures", "Artifacts refused by their canary", registry=own
         )
         self.artifact = Info(f"{prefix}_artifact", "The artifact that serves", registry=own)
+        self.joined = Histogram(
+            f"{prefix}_batch_requests",
+            "Requests in a call, with --max-batch",
+            buckets=BUCKETS_REQUESTS,
+            registry=own,
+        )
+        self._sentinel = {
+            name: Gauge(f"{prefix}_{name}", text, registry=own) for name, text in SENTINEL.items()
+        }
         for outcome in ("ok", "invalid", "overloaded", "error"):
             self.requests.labels(outcome)
         for outcome in ("ok", "failed"):
             self.reloads.labels(outcome)
+
+    def watch_sentinel(self, sentinel: Callable[[], Sentinel | None]) -> None:
+        """Show the figures of the sentinel; NaN without one."""
+        for name, gauge in self._sentinel.items():
+            gauge.set_function(partial(_figure, sentinel, name))
 
 
 class ModelServer:
     """A model, kept up to date with its store.
 
     Attributes:
-        loaded: what serves; None before the first artifact has passed its canary.
-        problem: why nothing serves yet.
+        watched: what serves, and follows the store.
         metrics: of this server.
+        model: its name.
+        native: whether its arrays are numpy's.
 
     Raises:
         UsageError: the device class is unknown, or a key cannot be read.
@@ -161,16 +181,65 @@ class ModelServer:
             class_named(options.device_class)
         read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
-        self._classes = (
-            detect().classes if options.device_class == "auto" else (options.device_class,)
-        )
+        self.native = options.runtime == "native"
+        self.model = options.model.partition("@")[0].partition(":")[0]
+        self.watched = self._follow(options.model)
+        self._canary: WatchedModel | None = None
+        self._share = 0.0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0
-        self._refused: Mapping[str, str] = {}
-        self._again = 0.0
-        self.loaded: Loaded | None = None
-        self.problem = f"{options.model} is being loaded"
         self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
+        self._batcher = Batcher(
+            self._worker,
+            max_size=options.max_batch,
+            max_delay_s=options.max_delay_ms / 1e3,
+            observe=self.metrics.joined.observe,
+        )
+        self.metrics.watch_sentinel(lambda: self.loaded.sentinel if self.loaded else None)
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What serves; None before the first artifact has passed its canary."""
+        return self.watched.loaded
+
+    @property
+    def problem(self) -> str:
+        """Why nothing serves yet."""
+        return self.watched.problem
+
+    def _follow(self, reference: str) -> WatchedModel:
+        options = self._options
+        loading = LoadOptions(
+            store=options.store,
+            device_class=options.device_class,
+            threads=options.threads,
+            trusted_keys=options.keys,
+            min_version=options.min_version,
+            runtime=options.runtime,
+        )
+        return WatchedModel(reference, loading, sentinel=options.sentinel, prepare=self._prepared)
+
+    def _prepared(self, version: Version, model: Any) -> Prepared:
+        """The shapes of the outputs, and where requests can be joined, if they shall be.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        manifest = model.manifest
+        files = {item.path: item for item in manifest.files}
+        path = self._store.file(version, files[GOLDEN_OUTPUTS])
+        shapes = output_shapes(manifest, path)
+        if not self._options.max_batch:
+            return Prepared(shapes=shapes, joint=None)
+        path = self._store.file(version, files[GOLDEN_INPUTS])
+        names = [item.name for item in model.inputs.tensors]
+        read: Callable[[Path], dict[str, Any]] = load_arrays if self.native else load_tensors
+        sets = golden_sets(path, names, len(manifest.golden), read)
+        calls = []
+        for item, inputs in zip(manifest.golden, sets, strict=True):
+            calls.append(GoldenCall(point=item.point, inputs=inputs))
+        joint = joint_of(model.inputs, shapes, calls, partial(self._outputs, model))
+        return Prepared(shapes=shapes, joint=joint)
 
     async def watch(self) -> None:
         """Load the model, and from then on what the store offers instead."""
@@ -183,75 +252,45 @@ class ModelServer:
 
         Errors are logged and counted; what serves stays.
         """
+        self._check(self.watched)
+        if self.loaded is not None:
+            self.metrics.artifact.info(dict(self.loaded.labels))
+        with suppress(ColdpressError):  # it is counted above
+            self._refresh_canary()
+
+    def _check(self, watched: WatchedModel) -> None:
         try:
-            self._refresh()
-        except Exception as error:  # a payload may raise anything
+            if not watched.check():
+                return
+        except Exception as error:
             self.metrics.reloads.labels("failed").inc()
-            problem = f"{self._options.model} cannot be loaded: {first_line(error)}"
-            if self.loaded is None:
-                self.problem = problem
-            logger.warning(problem, exc_info=not isinstance(error, ColdpressError))
-
-    def _refresh(self) -> None:
-        version, before = self._store.version(self._options.model), self.loaded
-        offered = {
-            name: " ".join(image.digest for image in version.images_of(name))
-            for name in self._classes
-            if name in version.images
-        }
-        if before is not None and offered == before.offered:
-            if before.labels["version"] != str(version.number):  # only other classes changed
-                self._serve(replace(before, labels=_labels(version, before.model.manifest)))
-            return
-        if offered == self._refused and time.monotonic() < self._again:
-            return
-        try:
-            model = self._load()
-        except IncompatibleError as error:
-            self._count_canary(error.ladder)
-            if any(item.reason in REMEMBERED for item in error.ladder):
-                wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
-                self._refused, self._again = offered, time.monotonic() + wait_s
-            raise
-        self._count_canary(model.ladder)
-        self.metrics.reloads.labels("ok").inc()
-        self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest)))
-        if before is not None:
-            used = {item.digest for item in model.manifest.contents}
-            self._store.drop_copies(
-                item.digest for item in before.model.manifest.contents if item.digest not in used
-            )
-
-    def _load(self) -> Any:
-        options = self._options
-        load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
-        model = load(
-            # not the version's number: only `latest` has what still serves a class of an earlier
-            # source
-            options.model,
-            store=options.store,
-            device_class=options.device_class,
-            threads=options.threads,
-            trusted_keys=options.keys,
-            min_version=options.min_version,
-            runtime=options.runtime,
-        )
-        if model.manifest.stateful:
-            raise UsageError(
-                "it keeps state between calls, which requests of all clients would share; load it"
-                " in the client instead"
-            )
-        return model
-
-    def _serve(self, loaded: Loaded) -> None:
-        self.loaded = loaded
-        self.metrics.artifact.info(dict(loaded.labels))
-        logger.info(
-            "%s serves", ", ".join(f"{name} {value}" for name, value in loaded.labels.items())
-        )
-
-    def _count_canary(self, ladder: Sequence[Refusal]) -> None:
+            ladder: Sequence[Refusal] = getattr(error, "ladder", ())
+        else:
+            self.metrics.reloads.labels("ok").inc()
+            ladder = watched.loaded.model.ladder if watched.loaded else ()
         self.metrics.canary_failures.inc(sum(item.reason == "canary" for item in ladder))
+
+    def _refresh_canary(self) -> None:
+        """Follow the canary of the name too, while it has a share of the keys."""
+        model, _, name = self._options.model.partition(":")
+        name = f"{name or LATEST}{CANARY}"
+        if "@" in model or name not in self._store.layout(model).tags(name):
+            self._share, self._canary = 0.0, None
+            return
+        share = self._store.notes(model).share(name)
+        if share and self._canary is None:
+            self._canary = self._follow(f"{model}:{name}")
+        if self._canary is not None:
+            self._check(self._canary)
+        self._share = share
+
+    def chosen(self, key: str | None) -> Loaded | None:
+        """What serves a key: the canary for its share of the keys, once it is loaded."""
+        model, _, name = self._options.model.partition(":")
+        canary = self._canary.loaded if self._canary is not None else None
+        if key and canary is not None and in_share(model, name or LATEST, key, self._share):
+            return canary
+        return self.loaded
 
     def contract(self) -> Response:
         """The artifact that serves, its inputs and its outputs; 503 before it is loaded."""
@@ -266,83 +305,86 @@ class ModelServer:
             }
         )
 
-    async def answer(self, chunks: AsyncIterable[bytes], media_type: str) -> Response:
-        """Answer a body in its own form: `application/octet-stream` for a .safetensors file, all
-        else is JSON.
+    async def answer(
+        self, chunks: AsyncIterable[bytes], media_type: str, key: str | None = None
+    ) -> Response:
+        """Answer a body of `POST /predict`, see `respond`."""
+        return await self.respond(chunks, OwnForm(media_type, native=self.native), key)
+
+    async def respond(
+        self, chunks: AsyncIterable[bytes], form: BodyForm, key: str | None = None
+    ) -> Response:
+        """Answer a body in its own form. A key chooses between the version that serves and its
+        canary.
 
         Returns:
-            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body
-            does not arrive; 503 if the queue is full or nothing is loaded; 500 if the model fails.
+            200 with the outputs by name; `form.invalid` if the inputs violate the contract; 408 if
+            the body does not arrive; 503 if the queue is full or nothing is loaded; 500 if the
+            model fails.
         """
         count = self.metrics.requests.labels
-        if self.loaded is None or self._num_requests > self._options.queue:
+        loaded = self.chosen(key)
+        if loaded is None or self._num_requests > self._options.queue:
             count("overloaded").inc()
-            return refusal(
-                503,
-                (
-                    self.problem
-                    if self.loaded is None
-                    else f"{self._options.queue} requests are waiting"
-                ),
-            )
-        binary = media_type.startswith(BINARY)
+            waiting = f"{self._options.queue} requests are waiting"
+            return form.refuse(503, self.problem if loaded is None else waiting)
         self._num_requests += 1
         try:
             try:
                 async with asyncio.timeout(READ_S):
-                    body = await read_body(chunks, self.loaded.model.inputs)
+                    body = await read_body(chunks, loaded.model.inputs)
             except (TimeoutError, ClientDisconnect):
                 count("invalid").inc()
-                return refusal(408, f"the body did not arrive within {READ_S:g} s")
+                return form.refuse(408, f"the body did not arrive within {READ_S:g} s")
             started = time.perf_counter()
-            content = await asyncio.get_running_loop().run_in_executor(
-                self._worker, self._call, self.loaded.model, body, binary
-            )
+            response = await self._answered(loaded, body, form)
         except ContractError as error:
             count("invalid").inc()
-            return refusal(422, error.coded)
+            return form.refuse(form.invalid, error.coded)
         except Exception:
             count("error").inc()
             logger.exception("a request failed")
-            return refusal(500, "the model failed; the log of the server has the cause")
+            return form.refuse(500, "the model failed; the log of the server has the cause")
         finally:
             self._num_requests -= 1
         count("ok").inc()
         self.metrics.seconds.observe(time.perf_counter() - started)
-        return Response(content, media_type=BINARY if binary else JSON)
+        return response
 
-    def _call(self, model: Any, body: bytes, binary: bool) -> bytes:
+    async def _answered(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
+        """The answer to a body, by one call of the model for it or for several requests."""
+        model, loop = loaded.model, asyncio.get_running_loop()
+        if loaded.prepared.joint is None:
+            return await loop.run_in_executor(self._worker, self._call, loaded, body, form)
+        inputs = await asyncio.to_thread(form.read, body, model)
+        call = partial(self._watched_outputs, loaded)
+        outputs = await self._batcher.answer(call, loaded.prepared.joint, inputs)
+        return await asyncio.to_thread(form.write, outputs, loaded.labels)
+
+    def _call(self, loaded: Loaded, body: bytes, form: BodyForm) -> Response:
         """Read the inputs, call the model and write the outputs; torch releases the interpreter's
         lock while it computes.
         """
-        native = self._options.runtime == "native"
-        inputs = (
-            read_safetensors(body, model.inputs, native=native)
-            if binary
-            else read_json(body, model.inputs, native=native)
-        )
-        leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
-        outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
-        return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+        outputs = self._watched_outputs(loaded, form.read(body, loaded.model))
+        return form.write(outputs, loaded.labels)
+
+    def _watched_outputs(self, loaded: Loaded, inputs: Arrays) -> dict[str, Any]:
+        """The outputs of what serves by name; its sentinel sees the call."""
+        started = time.perf_counter()
+        outputs = self._outputs(loaded.model, inputs)
+        if loaded.sentinel is not None:
+            leaves = list(outputs.values())
+            loaded.sentinel.saw((), inputs, leaves, time.perf_counter() - started)
+        return outputs
+
+    def _outputs(self, model: Any, inputs: Arrays) -> dict[str, Any]:
+        """The outputs of a model by name."""
+        leaves = model.leaves(**inputs) if self.native else _tensors(model, inputs)
+        return {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
 
 
-def _labels(version: Version, serving: Manifest) -> dict[str, str]:
-    images = version.images_of(serving.device_class)
-    # an artifact of an earlier release is one image, also where its part for torch alone serves
-    image = next((item for item in images if item.engines == serving.engines), images[0])
-    return {
-        "model": version.model,
-        "version": str(version.number),
-        "digest": image.digest,
-        "device_class": serving.device_class,
-    }
-
-
-def refusal(status: int, detail: str) -> Response:
-    """A response without outputs; with 503 the client may try again in a second."""
-    return JSONResponse(
-        {"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None
-    )
+def _figure(sentinel: Callable[[], Sentinel | None], name: str) -> float:
+    return float(getattr(sentinel(), name, math.nan))
 
 
 def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:

@@ -22,7 +22,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from freezer.hardware import PORTABLE, can_run, device_class
-from infra.serving.model_server import ModelServer, ServingOptions, refusal
+from infra.serving.bodies import refusal
+from infra.serving.model_server import KEY, ModelServer, ServingOptions
 
 LABEL = "coldpress.dev/"
 """Prefix of the labels of nodes."""
@@ -64,13 +65,13 @@ class Replica:
             raise RuntimeError(self._server.problem)
         self._watching = asyncio.get_running_loop().create_task(self._server.watch())
 
-    async def answer(self, body: bytes, media_type: str) -> Response:
+    async def answer(self, body: bytes, media_type: str, key: str | None = None) -> Response:
         """See ModelServer."""
 
         async def chunks() -> AsyncIterator[bytes]:
             yield body
 
-        return await self._server.answer(chunks(), media_type)
+        return await self._server.answer(chunks(), media_type, key)
 
     async def contract(self) -> Response:
         """See ModelServer."""
@@ -95,8 +96,9 @@ class Router:
             if request.method == "GET":
                 found: Response = await chosen.contract.remote()
             else:
+                headers = request.headers
                 found = await chosen.answer.remote(
-                    await request.body(), request.headers.get("content-type", "")
+                    await request.body(), headers.get("content-type", ""), headers.get(KEY)
                 )
         except BackPressureError:
             return refusal(503, "too many requests are waiting")

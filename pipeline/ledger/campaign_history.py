@@ -46,6 +46,10 @@ class History:
         """Return the names of all campaigns, oldest first."""
         return sorted(self._records, key=lambda name: self._records[name].time)
 
+    def recorded(self, campaign: str) -> float:
+        """When the record of a campaign was written, in seconds since the epoch; 0 without one."""
+        return self._records[campaign].time if campaign in self._records else 0.0
+
     def record(self, campaign: str) -> CampaignRecord:
         """Return the record of a campaign.
 

@@ -17,7 +17,6 @@ compared. A new holder writes its own token. A driver looks for its token before
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
 import platform
@@ -34,7 +33,7 @@ from typing import IO
 from freezer.codec import encode
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
 from freezer.files import WAITS_S, make_folder, open_regular, retried, write_whole
-from freezer.store import RemoteFiles
+from freezer.store import RemoteFiles, user_name
 from pipeline.ledger.lease_holder import (
     POLL_S,
     Holder,
@@ -173,7 +172,7 @@ class Lease:
         self._holder = Holder(
             token=uuid.uuid4().hex,
             host=platform.node(),
-            user=_user(),
+            user=user_name(),
             pid=pid,
             boot=boot_id(),
             namespace=process_namespace(),
@@ -263,10 +262,3 @@ class Lease:
     def _is_ours(self) -> bool:
         holder = read_holder(self._path)
         return holder is not None and holder.token == self._holder.token
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as containers have
-        return str(os.getuid())

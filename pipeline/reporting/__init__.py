@@ -18,6 +18,7 @@ from pipeline.reporting.status import (
     Status,
     campaign_status,
     campaigns_in_words,
+    driver_of,
     in_words,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "campaigns_in_words",
     "compare",
     "display_for",
+    "driver_of",
     "explain_plan",
     "in_words",
     "metered",

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from freezer.artifact import SpeedChange, regression_kind
 from freezer.codec import frozen
 from freezer.freezing.recipes import EAGER
-from freezer.spec import MARKS
+from freezer.spec import FLOAT32, MARKS
 from pipeline.ledger import Reached
 from pipeline.records import Outcome, Outcomes, Row, speedup_text
 
@@ -142,9 +142,11 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
     speed = _speed_change(old, new)
     old_ratio = before.figures.drift.error_ratio
     new_ratio = after.figures.drift.error_ratio
-    worse = regression_kind(speed, old_ratio, new_ratio)
+    was, now = (one.report and one.report.accuracy for one in (before, after))
+    worse = regression_kind(speed, None if was else old_ratio, new_ratio)
     if worse == "drifted":
-        return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
+        drift = f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
+        return worse, f"{now}, was {FLOAT32}" if now else drift
     if worse is None and not (speed and speed.faster):
         return "unchanged", ""
     return worse or "faster", f"{new}, was {old}"

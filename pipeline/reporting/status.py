@@ -87,7 +87,7 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
         UsageError: the store has no such campaign; the message lists those that it has.
         StoreUnreachableError: the ledger cannot be read.
     """
-    holder, alive = _driver(store, campaign, note)
+    holder, alive = driver_of(store, campaign, note)
     history = History(store)  # read after the lease
     record = history.record(campaign)
     signs = [record.started, record.finished or 0.0]
@@ -168,7 +168,7 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     """
     alive = {}
     for name in History(store).campaigns():
-        _, alive[name] = _driver(store, name, note)
+        _, alive[name] = driver_of(store, name, note)
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
     for name, lives in alive.items():
@@ -180,7 +180,7 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
-def _driver(
+def driver_of(
     store: Store,
     campaign: str,
     note: Note,

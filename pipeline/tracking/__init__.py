@@ -10,6 +10,7 @@ from pipeline.tracking.connection import (
     DEFAULT_URI,
     MODELS,
     check_database,
+    database_file,
     default_tracking_uri,
 )
 from pipeline.tracking.mlmodel import (
@@ -25,11 +26,14 @@ from pipeline.tracking.projection import (
 )
 from pipeline.tracking.registry import (
     ArtifactMode,
+    aliased_artifacts,
+    move_aliases,
 )
 from pipeline.tracking.source_models import (
     RegistryModel,
     download,
     list_registry,
+    registry_events,
     resolve_model,
 )
 from pipeline.tracking.tracker import (
@@ -47,13 +51,17 @@ __all__ = [
     "RegistryModel",
     "Tracker",
     "TrackerProcess",
+    "aliased_artifacts",
     "check_database",
+    "database_file",
     "default_tracking_uri",
     "describe",
     "download",
     "gains_link",
     "list_registry",
+    "move_aliases",
     "outcomes_digest",
+    "registry_events",
     "replay",
     "resolve_model",
     "slug",

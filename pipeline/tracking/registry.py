@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,11 +25,22 @@ from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
 from freezer.codec import encode, frozen
+from freezer.errors import NotPublishedError
 from freezer.files import scratch_folder
+from freezer.hardware import DEVICE_CLASSES, PORTABLE
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import version_description
-from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
+from pipeline.tracking.connection import (
+    MISSING,
+    MODELS,
+    all_pages,
+    connect,
+    named,
+    reaching,
+    resolve,
+    upload,
+)
 from pipeline.tracking.model_files import DATA, write_model_files
 from pipeline.tracking.run_records import (
     ARTIFACT,
@@ -42,8 +54,9 @@ from pipeline.tracking.run_records import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
+    from freezer.store import Version
     from pipeline.tracking.projection import Projection
 
 ArtifactMode = Literal["copy", "reference"]
@@ -263,3 +276,76 @@ def _figures(outcome: Outcome) -> dict[str, str]:
 def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
     newest = int(version.tags.get(VERSION, 0))
     return version.tags.get(ARTIFACT) == outcome.artifact and newest >= (outcome.version or 0)
+
+
+def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool = False) -> None:
+    """Set the aliases of a name: `prod-CLASS` to the artifact of each class of a version, and
+    `prod` to that of `portable`, which any machine serves, or else of the first class. All are set,
+    or none.
+
+    Args:
+        tracking_uri: URI of MLflow.
+        name: the name.
+        version: the version, as the store has it.
+        remove: whether the aliases end.
+
+    Raises:
+        InfrastructureError: MLflow cannot be reached, or refuses.
+        NotPublishedError: MLflow lacks an artifact.
+    """
+    uri = resolve(tracking_uri)
+    client = connect(uri)
+    with reaching(uri), ExitStack() as undo:
+        for registered, numbers in _aliases(client, name, version).items():
+            before = client.get_registered_model(registered).aliases
+            for alias in (name, *(f"{name}-{each}" for each in DEVICE_CLASSES)):
+                now, wanted = before.get(alias), None if remove else numbers.get(alias)
+                if now != wanted:
+                    undo.callback(_set_alias, client, registered, alias, now)
+                    _set_alias(client, registered, alias, wanted)
+        undo.pop_all()
+
+
+def _aliases(client: MlflowClient, name: str, version: Version) -> dict[str, dict[str, str]]:
+    """Version numbers in MLflow by alias, by registered model."""
+    wanted: dict[str, dict[str, str]] = {}
+    for device_class, image in sorted(version.images.items()):
+        found = client.search_model_versions(f"tags.`{ARTIFACT}` = '{image.digest}'")
+        if not found:
+            raise NotPublishedError(
+                f"MLflow at {client.tracking_uri} has no version for {device_class} of"
+                f" {version.model}:{version.number}; log it with `coldpress replay --all`, or use"
+                " --tracking-uri none"
+            )
+        for each in sorted(found, key=lambda each: -int(each.version)):
+            numbers = wanted.setdefault(each.name, {})
+            numbers[f"{name}-{device_class}"] = str(each.version)
+    for numbers in wanted.values():
+        numbers[name] = numbers.get(f"{name}-{PORTABLE}") or next(iter(numbers.values()))
+    return wanted
+
+
+def _set_alias(client: MlflowClient, name: str, alias: str, version: str | None) -> None:
+    if version is None:
+        client.delete_registered_model_alias(name, alias)
+    else:
+        client.set_registered_model_alias(name, alias, version)
+
+
+def aliased_artifacts(tracking_uri: str) -> set[str]:
+    """Digests of all artifacts that have an alias.
+
+    Raises:
+        InfrastructureError: MLflow cannot be reached.
+    """
+    uri = resolve(tracking_uri)
+    client, digests = connect(uri), set()
+    with reaching(uri):
+        models: list[RegisteredModel] = all_pages(
+            lambda page: client.search_registered_models(page_token=page)
+        )
+        for model in models:
+            for number in set(model.aliases.values()):
+                tags = client.get_model_version(model.name, number).tags
+                digests.add(tags.get(ARTIFACT, ""))
+    return digests

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from freezer.codec import frozen
-from freezer.errors import CatalogError, SourceError
+from freezer.errors import CatalogError, SourceError, UsageError
 from pipeline.tracking.connection import (
     MISSING,
     MODELS,
@@ -262,3 +266,43 @@ def _usable(version: ModelVersion) -> bool:
 
 def _registry_error(message: str) -> SourceError:
     return SourceError(message, code="CP-REGISTRY")
+
+
+@contextmanager
+def registry_events(address: str | None) -> Iterator[Event]:
+    """Listen for webhooks of MLflow's registry inside the block; yield what they set.
+
+    Args:
+        address: `HOST:PORT` to listen on; None listens nowhere.
+
+    Raises:
+        UsageError: the address is invalid, or in use.
+    """
+    happened = Event()
+    if address is None:
+        yield happened
+        return
+    host, _, port = address.rpartition(":")
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            """Answer 204; the content does not matter, since the registry is read again."""
+            happened.set()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    try:
+        server = ThreadingHTTPServer((host, int(port)), Hook)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"--webhook {address!r} cannot be listened on ({error}); give a free HOST:PORT"
+        ) from error
+    with server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield happened
+        finally:
+            server.shutdown()

@@ -164,14 +164,15 @@ def test_the_mlflow_server_is_killed(shared_site: Site, server: MlflowServer) ->
     site.check_store()
     server.start()
     replay = [
-        "jobs.replay",
+        "-c",
+        "from jobs.results import replay_app; replay_app()",
         "faults",
         "--store",
         str(site.store),
         "--tracking-uri",
         site.tracking_uri,
     ]
-    replayed = site.cluster.run([sys.executable, "-m", *replay])
+    replayed = site.cluster.run([sys.executable, *replay])
     assert replayed.returncode == 0, replayed.stdout
     site.went_on = "replayed"
     site.check_all()

@@ -268,7 +268,7 @@ touch /app/file /store/file 2>/dev/null || echo read-only
 """
     assert output(*run, "coldpress-serve", "sh", "-c", script).split() == ["10001", "read-only"]
     port = free_port()
-    command = ["python", "-m", "infra.serving.service", "mlp", "--store=/store", f"--port={port}"]
+    command = ["coldpress", "serve", "mlp", "--store=/store", f"--port={port}"]
     output(*run, "--detach", "--name=service", "coldpress-serve", *command)
     wait_until(lambda: is_ready(port), "the service is ready", 120)
     url = f"http://{LOOPBACK}:{port}/predict"

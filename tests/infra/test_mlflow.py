@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from freezer.errors import InfrastructureError
 from freezer.hardware import PORTABLE
 from freezer.store import Store
-from jobs.replay import app
+from jobs.results import replay_app as app
 from pipeline.tracking.connection import connect
 from tests.support.buckets import ENVIRONMENT, empty_bucket, make_bucket
 from tests.support.campaign_runs import outcomes, run

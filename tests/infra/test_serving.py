@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -24,75 +21,22 @@ from freezer.files import cache_folder
 from freezer.spec import DTYPES, declared_spec
 from freezer.store import Store
 from infra.serving import model_server
-from infra.serving.bodies import BODY_BYTES, read_safetensors, write_json, write_safetensors
-from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
-from infra.serving.service import http_server
+from infra.serving.bodies import (
+    BINARY,
+    BODY_BYTES,
+    JSON,
+    read_safetensors,
+    write_json,
+    write_safetensors,
+)
 from tests.conftest import Frozen
 from tests.support.buckets import Wire
 from tests.support.keys import make_pair
-from tests.support.raylets import LOOPBACK, free_port, wait_until
-from tests.support.scrapes import scraped
+from tests.support.raylets import LOOPBACK, wait_until
+from tests.support.served import Held, Service, serving
 from tests.support.services import X, json_of, publish, with_golden
 from tests.support.steps import HERE, copy_of, random_inputs
 from tests.support.wrong_inputs import TENSOR_FILES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """A service in a thread of this process."""
-
-    url: str
-    server: ModelServer
-
-    def predict(self, body: bytes, media_type: str = JSON) -> requests.Response:
-        return requests.post(
-            f"{self.url}/predict", data=body, headers={"content-type": media_type}, timeout=60
-        )
-
-    def get(self, path: str) -> requests.Response:
-        return requests.get(f"{self.url}{path}", timeout=60)
-
-    def metric(self, name: str, **labels: str) -> float:
-        """A value of GET /metrics."""
-        samples = scraped(int(self.url.rpartition(":")[2]))
-        (value,) = [
-            sample.value
-            for sample in samples
-            if sample.name == f"coldpress_serving_{name}"
-            and labels.items() <= sample.labels.items()
-        ]
-        return float(value)
-
-    def wait_for(self, name: str, **labels: str) -> None:
-        """Wait until a metric is above 0."""
-        wait_until(lambda: self.metric(name, **labels), name)
-
-    def wait_for_version(self, version: int) -> None:
-        """Wait until a version serves."""
-        wait_until(lambda: self.serves(version), f"version {version} serves")
-
-    def serves(self, version: int) -> bool:
-        answer = self.get("/ready")
-        return answer.status_code == 200 and answer.json()["version"] == str(version)
-
-
-@contextmanager
-def serving(store: Store, model: str = "mlp", **options: Any) -> Iterator[Service]:
-    server = ModelServer(
-        ServingOptions(
-            model=model, store=store.uri, **{"device_class": HERE, "reload_s": 0.1, **options}
-        )
-    )
-    port = free_port()
-    http = http_server(server, host=LOOPBACK, port=port)
-    thread = threading.Thread(target=http.run)
-    thread.start()
-    try:
-        wait_until(lambda: http.started, "the service listens")
-        yield Service(url=f"http://{LOOPBACK}:{port}", server=server)
-    finally:
-        http.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +143,6 @@ def test_stateful_models_are_refused(scripted: Frozen, tmp_path: Path) -> None:
         assert "it keeps state between calls" in started.get("/ready").json()["detail"]
 
 
-class Held:
-    """A model whose calls wait until they are released."""
-
-    def __init__(self, model: Any) -> None:
-        self._model, self.entered, self.released = model, threading.Event(), threading.Event()
-
-    def __call__(self, **inputs: Any) -> Any:
-        self.entered.set()
-        assert self.released.wait(60)
-        return self._model(**inputs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-
 def test_a_reload_and_a_full_queue_lose_nothing(
     store: Store, scripted: Frozen, tmp_path: Path
 ) -> None:
@@ -225,7 +154,7 @@ def test_a_reload_and_a_full_queue_lose_nothing(
         started.wait_for_version(1)
         assert started.server.loaded is not None
         held = Held(started.server.loaded.model)
-        started.server.loaded = replace(started.server.loaded, model=held)
+        started.server.watched.loaded = replace(started.server.loaded, model=held)
         running = clients.submit(started.predict, json_of(X))
         assert held.entered.wait(60)
         waiting = clients.submit(started.predict, json_of(X))
@@ -395,3 +324,53 @@ def test_a_bucket_may_fail(
             assert not any((cache / name).exists() for name in earlier), (
                 "the cache grows with every version"
             )
+
+
+def test_a_canary_answers_its_keys(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    publish(store, with_golden(scripted.artifact, tmp_path / "second", error=0.0))
+    store.promote("mlp:1", "prod")
+    store.promote("mlp:2", "prod-canary", share=0.5)
+    keys = [f"user-{index}" for index in range(20)]
+    with serving(store, "mlp:prod") as started:
+        started.wait_for_version(1)
+        wait_until(lambda: started.server._canary is not None, "the canary is followed")
+        wait_until(lambda: started.metric("reloads_total", outcome="ok") == 2, "it is loaded")
+        wait_until(lambda: started.server._share == 0.5, "its share is known")
+
+        def version(key: str | None) -> str:
+            chosen = started.server.chosen(key)
+            assert chosen is not None
+            return chosen.labels["version"]
+
+        expected = {key: str(store.version("mlp:prod", key).number) for key in keys}
+        assert {key: version(key) for key in keys} == expected
+        assert (set(expected.values()), version(None)) == ({"1", "2"}, "1")
+        answer = requests.post(
+            f"{started.url}/predict",
+            data=json_of(X),
+            headers={"content-type": JSON, "coldpress-key": "user-1"},
+            timeout=60,
+        )
+        assert answer.status_code == 200
+        store.promote("mlp", "prod-canary", remove=True)
+        wait_until(lambda: started.server._canary is None, "the canary has ended")
+        assert {version(key) for key in keys} == {"1"}
+
+
+def test_the_sentinel_is_exported(published: Store) -> None:
+    with serving(published, reload_s=60) as started:
+        started.wait_for_version(1)
+        loaded = started.server.loaded
+        assert loaded is not None
+        sentinel = loaded.sentinel
+        assert sentinel is not None
+        wait_until(lambda: sentinel.is_ready, "the portable program is loaded")
+
+        def checked() -> bool:
+            return started.predict(json_of(X)).ok and started.metric("num_checks") > 0
+
+        wait_until(checked, "a call is checked")
+        assert started.metric("error_ratio") <= 1
+    with serving(published, reload_s=60, sentinel=False) as without:
+        without.wait_for_version(1)
+        assert without.metric("error_ratio") != without.metric("error_ratio")

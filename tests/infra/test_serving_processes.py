@@ -25,8 +25,9 @@ from safetensors.torch import load, save
 import freezer
 from freezer.hardware import DEVICE_CLASSES, can_run
 from freezer.store import Store
-from infra.serving.model_server import BINARY
+from infra.serving.bodies import BINARY
 from infra.serving.service import main
+from tests.support.commands import finished
 from tests.support.manifests import manifests
 from tests.support.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
 from tests.support.services import (
@@ -51,8 +52,8 @@ def unit_command(**values: str) -> list[str]:
     for name, value in values.items():
         line = line.replace(f"${{{name}}}", value).replace(f"${name}", value)
     program, *rest = shlex.split(line)
-    assert program == "/opt/coldpress/.venv/bin/python"
-    return [sys.executable, *rest]
+    assert (program, rest[0]) == ("/opt/coldpress/.venv/bin/coldpress", "serve")
+    return [sys.executable, "-m", "infra.serving.service", *rest[1:]]
 
 
 def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
@@ -84,6 +85,19 @@ def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
             process.kill()
 
 
+LACKING = """
+import sys
+sys.modules["uvicorn"] = None
+from infra.serving.service import app
+app(["mlp"])
+"""
+
+
+def test_serving_without_its_packages_exits_with_2() -> None:
+    done = finished(sys.executable, "-c", LACKING, cwd=ROOT)
+    assert (done.returncode, done.stderr.startswith("CP-DEPENDENCY: ")) == (2, True), done.stderr
+
+
 def can_connect(port: int) -> bool:
     try:
         socket.create_connection((LOOPBACK, port), timeout=5).close()
@@ -100,7 +114,8 @@ def test_deployments_select_their_nodes() -> None:
     for name, pod in by_class.items():
         (server,) = pod["spec"]["containers"]
         assert server["args"] == [f"--device-class={name}"]
-        parse(server["command"][3:] + server["args"])
+        assert server["command"][:2] == ["coldpress", "serve"]
+        parse(server["command"][2:] + server["args"])
     for machine in DEVICE_CLASSES:
         labels = {f"coldpress.dev/{name}" for name in DEVICE_CLASSES if can_run(name, machine)}
         placed = [name for name, pod in by_class.items() if selects(pod, labels)]

@@ -1,4 +1,4 @@
-"""jobs.submit and jobs.status, with and without a real head that requires a token."""
+"""`coldpress submit` and `status`, with and without a real head that requires a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from freezer.errors import UsageError
 from freezer.store import Store
-from jobs.status import app as status_app
+from jobs.results import status_app
 from jobs.submit import app, checked_options
 from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
@@ -92,8 +92,8 @@ def test_only_what_is_named_is_sent(tmp_path: Path) -> None:
     assert gather("/on/the/cluster.yaml", [], tmp_path).catalog == "/on/the/cluster.yaml"
     with pytest.raises(UsageError, match=r"catalog 'nowhere.yaml' does not exist"):
         gather("nowhere.yaml", [], tmp_path)
-    write_files(tmp_path, "jobs/status.py")
-    with pytest.raises(UsageError, match=r"would replace Coldpress's jobs/status\.py"):
+    write_files(tmp_path, "jobs/results.py")
+    with pytest.raises(UsageError, match=r"would replace Coldpress's jobs/results\.py"):
         gather(None, ["jobs"], tmp_path)
 
 
@@ -164,7 +164,8 @@ def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: i
 
 
 def status(*arguments: str) -> Done:
-    command = (sys.executable, "-W", "ignore", "-m", "jobs.status", *arguments)
+    program = "from jobs.results import status_app; status_app()"
+    command = (sys.executable, "-W", "ignore", "-c", program, *arguments)
     return finished(*command, cwd=ROOT, timeout_s=120)
 
 

@@ -107,7 +107,8 @@ def runs_of(folder: Path) -> list[tuple[Any, ...]]:
 def test_replay_adds_no_runs(campaign: Path) -> None:
     before = runs_of(campaign)
     places = ("--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
-    python(campaign, "-m", "jobs.replay", "golden", *places)
+    program = "from jobs.results import replay_app; replay_app()"
+    python(campaign, "-c", program, "golden", *places)
     assert runs_of(campaign) == before
 
 

@@ -28,7 +28,7 @@ from torch.nn import functional as F  # noqa: N812
 from freezer.artifact import Explanation
 from freezer.freezing.drift import Reference, run_reference
 from freezer.freezing.explaining import explain_recipe, stages
-from freezer.freezing.explaining.values import origin_of
+from freezer.freezing.lowering import origin_of
 from freezer.freezing.models import Subject
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.mutated_models import ARCHITECTURES, Architecture

@@ -84,9 +84,16 @@ def running_service(model: str, store: str, *options: str) -> Iterator[str]:
 
 
 async def load_url(
-    url: str, body: bytes, media_type: str, *, concurrency: int, seconds: float
+    url: str,
+    body: bytes,
+    media_type: str,
+    *,
+    concurrency: int,
+    seconds: float,
+    headers: Mapping[str, str] | None = None,
 ) -> Load:
     """Send requests from several clients, each one after the other, and wait for all answers."""
+    sent = {"content-type": media_type, **(headers or {})}
     latencies: list[float] = []
     statuses: dict[int, int] = {}
     deadline = time.perf_counter() + seconds
@@ -95,9 +102,7 @@ async def load_url(
         while (before := time.perf_counter()) < deadline:
             status = 0
             try:
-                async with session.post(
-                    url, data=io.BytesIO(body), headers={"content-type": media_type}
-                ) as answer:
+                async with session.post(url, data=io.BytesIO(body), headers=sent) as answer:
                     await answer.read()
                     status = answer.status
             except aiohttp.ClientConnectorError:  # nothing was sent; the service may come back

@@ -1,6 +1,6 @@
 """Candidates: apply one recipe to one model.
 
-May import: freezer.freezing.lowering and below.
+May import: freezer.freezing.explaining and below.
 Read first: builder.py.
 """
 

@@ -91,6 +91,7 @@ def build(
                 further=further,
             )
             made += shape.first_that_works(tried)
+            recipe = made[-1].recipe  # with nodes that stay in floating point
     candidate = _candidate(subject, recipe, target, folder, made, tried)
     candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
     candidate.write()
@@ -135,10 +136,8 @@ def _build_conditions(target: Target) -> Iterator[None]:
         yield
 
 
-def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str] | None) -> Recipe:
-    """The recipe with nodes to repair; itself without any."""
-    if not repairs:
-        return recipe
+def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str]) -> Recipe:
+    """The recipe with nodes to repair."""
     ways = tuple(way for way in recipe.ways if way[0] in EXPORTS)
     return replace(recipe, ways=ways, settings={**recipe.settings, REPAIRS: dict(repairs)})
 
@@ -163,7 +162,7 @@ def build_further(
     recipe = RECIPES[candidate.recipe]
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
-    recipe = repaired_recipe(recipe, candidate.settings.get(REPAIRS))
+    recipe = replace(recipe, settings=candidate.settings)  # with repairs, and nodes kept exact
     more = build(subject, recipe, target, folder, further=True)
     candidate.link_files(folder)
     made = replace(

@@ -15,6 +15,7 @@ from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE
+from freezer.freezing.candidates.mixed_precision import FOUND, KEPT_NODES, NodeSearch, keeping
 from freezer.freezing.capture import REPAIRS, Attempt, Captured, repaired
 from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
 from freezer.freezing.models import clear_frames, free_tensors, is_large
@@ -29,12 +30,15 @@ from freezer.spec import FLOAT32, Dim
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One payload, its report, and name and warnings of the capture it was made from."""
+    """One payload, its report, name and warnings of the capture it was made from, and its recipe,
+    which names nodes that were left in floating point.
+    """
 
     capture: CaptureName
     warnings: tuple[str, ...]
     payload: Payload
     report: FreezingReport
+    recipe: Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +122,41 @@ class ShapeBuild:
             # time of the capture.
             ready = captured if target is self.targets[-1] else replace(captured, owned=())
             made.append(self._lower(ready, lowering, target, {} if made else phases))
+        if exact := self._exact_nodes(captured, made[0].payload):
+            return replace(self, recipe=keeping(self.recipe, exact))._make(capture, lowering)
         return made
+
+    def _exact_nodes(self, captured: Captured, payload: Payload) -> Sequence[str]:
+        """The nodes to leave in floating point if a payload in int8 breaks the budget on the search
+        samples, searched once for all recipes and shapes, unless the model is large.
+        """
+        subject = self.attempt.subject
+        held_out, is_int8 = subject.held_out, self.recipe.precision.startswith("int8")
+        is_done = self.further or KEPT_NODES in self.recipe.settings
+        if held_out is None or not is_int8 or is_done or is_large(subject.model):
+            return ()
+        search = NodeSearch(
+            captured=captured,
+            samples=self._fitting(held_out.search),
+            held_out=held_out,
+            target=self.targets[0],
+        )
+        if search.keeps(self.folder / payload.path, payload.kind, self.recipe.settings):
+            return ()
+        if held_out not in FOUND:
+            FOUND[held_out] = search.exact_nodes()
+        return FOUND[held_out]
 
     def _with_samples(self, captured: Captured) -> Captured:
         """The graph with samples for a lower precision, at the sizes of the shape."""
         held_out = self.attempt.subject.held_out
         if held_out is None or self.recipe.precision == FLOAT32:
             return captured
-        budget = dict(held_out.accuracy.budget)
-        budget.pop("metric_drop_max", None)  # a search on it would need the user's code
         return replace(
             captured,
+            owned=captured.owned if is_large(self.attempt.subject.model) else (),
             calibration=self._fitting(held_out.calibration),
-            search=self._fitting(held_out.search),
-            budget=budget,
+            exact=self.recipe.settings.get(KEPT_NODES, ()),
         )
 
     def _fitting(self, sets: Sequence[InputSet]) -> tuple[tuple[Tensor, ...], ...]:
@@ -172,7 +197,11 @@ class ShapeBuild:
             notes=(*captured.notes, *lowered.report.notes),
         )
         return Made(
-            capture=captured.name, warnings=captured.warnings, payload=payload, report=report
+            capture=captured.name,
+            warnings=captured.warnings,
+            payload=payload,
+            report=report,
+            recipe=self.recipe,
         )
 
     def _write_evidence(

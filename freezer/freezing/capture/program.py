@@ -33,9 +33,8 @@ class Captured:
         texts: long texts by file name.
         inputs: inputs of a flat program, in order.
         owned: tensors that only the program refers to; a lowering may free them.
-        calibration, search: inputs of the program, in order, to calibrate a lower precision with,
-            and to search what stays exact.
-        budget: the limits on its accuracy, by name.
+        calibration: inputs of the program, in order, to calibrate a lower precision with.
+        exact: nodes of the program that stay in floating point.
     """
 
     name: CaptureName
@@ -50,8 +49,7 @@ class Captured:
     owned: tuple[Tensor, ...] = ()
     inputs: tuple[TensorSpec, ...] = ()
     calibration: tuple[tuple[Tensor, ...], ...] = ()
-    search: tuple[tuple[Tensor, ...], ...] = ()
-    budget: Mapping[str, float] = field(default_factory=dict)
+    exact: Sequence[str] = ()
 
     def source_name(self, name: str) -> str:
         """The source model's name of an attribute of the program; a flat program holds the model as

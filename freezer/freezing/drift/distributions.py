@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from freezer.compare import tolerance
-from freezer.runtime.draws import Draws
+from freezer.runtime.input_sets import Draws
 from freezer.runtime.tensors import comparable, dtype_name, in_double
 
 NUM_RUNS = 16

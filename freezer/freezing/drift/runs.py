@@ -20,7 +20,7 @@ from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source
-from freezer.runtime.draws import Draws
+from freezer.runtime.input_sets import Draws
 from freezer.runtime.tensors import HALVES, comparable, flatten, in_double
 
 SEQUENCE = (0, 1, 0, 2)

@@ -4,7 +4,7 @@ May import: freezer.freezing.drift and below.
 Read first: explain.py.
 """
 
-from freezer.freezing.explaining.engines import decomposed, names_in, run_onnx, run_openvino
+from freezer.freezing.explaining.engines import run_openvino
 from freezer.freezing.explaining.explain import LIMIT_S, explain_drift, explain_recipe
 from freezer.freezing.explaining.values import GraphReference, NodeValues, run_graph
 
@@ -12,11 +12,8 @@ __all__ = [
     "LIMIT_S",
     "GraphReference",
     "NodeValues",
-    "decomposed",
     "explain_drift",
     "explain_recipe",
-    "names_in",
     "run_graph",
-    "run_onnx",
     "run_openvino",
 ]

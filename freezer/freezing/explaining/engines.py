@@ -4,16 +4,14 @@ matched with the exported program by the names that converters keep.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 
-from freezer.freezing.explaining.values import GraphReference, origin_of
+from freezer.freezing.explaining.values import GraphReference
+from freezer.freezing.lowering import known_names
 from freezer.runtime.loaders import import_openvino, session_options
 
 if TYPE_CHECKING:
@@ -22,26 +20,6 @@ if TYPE_CHECKING:
 
 Run = tuple[list[Tensor], dict[str, Tensor]]
 """Outputs of a run, and values by source node."""
-
-
-@contextlib.contextmanager
-def decomposed() -> Iterator[list[ExportedProgram]]:
-    """Keep the programs that a converter decomposes, the last of which it converts."""
-    made: list[ExportedProgram] = []
-    decompose = ExportedProgram.run_decompositions
-
-    def kept(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
-        made.append(decompose(program, *args, **kwargs))
-        return made[-1]
-
-    with mock.patch.object(ExportedProgram, "run_decompositions", kept):
-        yield made
-
-
-def names_in(program: ExportedProgram) -> dict[str, str]:
-    """The source node of each node of a decomposed program."""
-    origins = {node.name: origin_of(node) for node in program.graph.nodes}
-    return {name: origin for name, origin in origins.items() if origin is not None}
 
 
 def run_onnx(
@@ -67,7 +45,8 @@ def run_onnx(
     changed.CopyFrom(model)
     own = [output.name for output in changed.graph.output]
     made = [name for node in changed.graph.node for name in node.output]
-    more = [name for name in made if name in (names or {}) and name not in own]
+    names = names or {}
+    more = [name for name in made if name in names and name not in own]
     changed.graph.output.extend(ValueInfoProto(name=name) for name in more)
     options = session_options(settings, torch.get_num_threads())
     if not optimize:
@@ -83,7 +62,7 @@ def run_onnx(
     results = [torch.from_numpy(value) for value in session.run(None, feeds)]
     named = dict(zip([*own, *more], results, strict=True))
     ordered = {name: named[name] for name in made if name in named}
-    return results[: len(own)], _by_source(source, names or {}, ordered)
+    return results[: len(own)], _by_source(source, names, ordered)
 
 
 def run_openvino(
@@ -121,16 +100,10 @@ def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[
     named: dict[str, Tensor] = {}
     for index, port in enumerate(compiled.outputs):
         tensors.append(torch.from_numpy(request.get_output_tensor(index).data.copy()))
-        for name in known_names(port, names or {}):
+        for name in known_names(port, names):
             named[name] = tensors[-1]
-    ordered = {name: named[name] for name in names or () if name in named}
-    return tensors[: len(model.outputs)], _by_source(source, names or {}, ordered)
-
-
-def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
-    """The names of a port that are those of nodes, without the index that OpenVINO adds."""
-    plain = [name.partition(":")[0] for name in port.get_names()]
-    return [name for name in plain if name in names]
+    ordered = {name: named[name] for name in names if name in named}
+    return tensors[: len(model.outputs)], _by_source(source, names, ordered)
 
 
 def _by_source(

@@ -18,8 +18,6 @@ from freezer.artifact import NUMERICS, Error, NodeScore
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (
     Run,
-    decomposed,
-    names_in,
     run_onnx,
     run_openvino,
 )
@@ -31,6 +29,8 @@ from freezer.freezing.explaining.values import (
     run_graph,
 )
 from freezer.freezing.lowering import (
+    decomposed,
+    names_in,
     optimized,
     passes_of,
     run_with_outputs,
@@ -179,10 +179,10 @@ def _of_inductor(
 def _of_onnx(
     program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
-    with decomposed() as made:
+    with decomposed(program) as made:
         model = to_onnx(program)
     yield graph_stage("decomposition", _graph_of(made[-1]), source)
-    names = names_in(made[-1])
+    names = names_in(made)
     settings = recipe.settings
 
     def stage(name: str, model: Any, optimize: bool) -> Stage:
@@ -201,9 +201,9 @@ def _of_openvino(
     program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     openvino = import_openvino("this explanation needs OpenVINO")
-    with decomposed() as made, torch.no_grad():
+    with decomposed(program) as made, torch.no_grad():
         model = to_openvino(program, openvino)
-    names = names_in(made[-1])
+    names = names_in(made)
     yield graph_stage("decomposition", _graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:

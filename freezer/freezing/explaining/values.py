@@ -17,6 +17,7 @@ from freezer.compare import OutputError, Sums, distances, judge_rmse
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
+from freezer.freezing.lowering import forget_origins, origin_of
 from freezer.runtime.tensors import comparable, in_double, values_of
 
 ROUNDING = 3.0
@@ -85,8 +86,7 @@ class GraphReference:
     """
 
     def __init__(self, program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
-        for node in program.graph.nodes:
-            node.meta.pop("from_node", None)  # of an earlier program
+        forget_origins(program.graph)
         graph = program.module(check_guards=False)
         assert isinstance(graph, GraphModule)
         self.graph = graph
@@ -138,10 +138,29 @@ class GraphReference:
             scores.append(score(node, error_of(exact, eager, alone, after.get(node.name)), total))
         return tuple(scores)
 
+    def effects(self, values: NodeValues) -> dict[str, float]:
+        """What the local error of each value alone adds to the outputs: the largest relative error
+        of one.
+
+        Args:
+            values: a candidate's values. What it does to operators that have none is part of the
+                error of those after them.
+        """
+        after = self.exact_after(values)
+        found = {}
+        for name, value in values.items():
+            moved = self.exact[name] + in_double(value) - after[name]
+            outputs, _ = run_graph(self.graph, self.inputs, {name: moved})
+            found[name] = max(error.relative for error in self._errors(outputs))
+        return found
+
     def fails(self, outputs: Sequence[Tensor]) -> bool:
         """Whether outputs are further from the reference than eager's by more than rounding."""
+        return any(error.excess > 1 for error in self._errors(outputs))
+
+    def _errors(self, outputs: Sequence[Tensor]) -> list[Error]:
         answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
-        return any(error_of(r, e, c, limit=ROUNDING).excess > 1 for r, e, c in answers)
+        return [error_of(r, e, c) for r, e, c in answers]
 
 
 def score(node: Node, local: Error, accumulated: Error) -> NodeScore:
@@ -217,19 +236,6 @@ def _quotient(error: float, unit: float) -> float:
     return min(error / unit, MOST) if unit > 0 else MOST
 
 
-def origin_of(node: Node) -> str | None:
-    """Name of the exported program's node that a node was made from; None if that is unknown.
-
-    torch records it in `from_node`, the last pass first.
-    """
-    sources: list[Any] = node.meta.get("from_node") or []
-    name = None
-    while sources:
-        name = sources[-1].name
-        sources = sources[-1].from_node
-    return name
-
-
 def matches(source: Graph, lowered: Graph) -> dict[str, str]:
     """The node of a lowered graph that computes the result of a source node, by source node.
 
@@ -242,9 +248,9 @@ def matches(source: Graph, lowered: Graph) -> dict[str, str]:
     shapes = {node.name: _shape(node) for node in source.nodes}
     for node in lowered.nodes:
         origin = origin_of(node)
-        if node.op in ("placeholder", "output", "get_attr") or origin is None:
+        if node.op in ("placeholder", "output", "get_attr"):
             continue
-        if origin not in shapes:
+        if origin is None or origin not in shapes:
             continue
         kept.add(origin)
         if _shape(node) == shapes[origin]:

@@ -27,7 +27,7 @@ from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import ALIKE, over_limit
 from freezer.freezing.recipes import EAGER
-from freezer.spec import timing_of
+from freezer.spec import FLOAT32, timing_of
 from freezer.timing import Speedup
 
 
@@ -167,7 +167,10 @@ def _worse(
         high=faster.high,
     )
     error_ratio = new.measured.drift.error_ratio if new else None
-    worse = regression_kind(speed, record.error_ratio, error_ratio)
+    ratio_before = record.error_ratio if old.candidate.precision == FLOAT32 else None
+    worse = regression_kind(speed, ratio_before, error_ratio)
+    if worse == "drifted" and new and new.candidate.precision != FLOAT32:
+        return f", and it computes in {new.candidate.precision} instead of {FLOAT32}"
     if worse == "drifted":
         return f", and its error ratio is {error_ratio:.2f} instead of {record.error_ratio:.2f}"
     return worse and ""

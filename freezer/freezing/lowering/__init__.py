@@ -17,6 +17,13 @@ from freezer.freezing.lowering import (
     open_vino,
     torchscript_files,
 )
+from freezer.freezing.lowering.exported_programs import (
+    decomposed,
+    forget_origins,
+    known_names,
+    names_in,
+    origin_of,
+)
 from freezer.freezing.lowering.inductor import compilation
 from freezer.freezing.lowering.inductor.compilation import compiler_problem
 from freezer.freezing.lowering.inductor.objects import objects_kept_in
@@ -26,7 +33,7 @@ from freezer.freezing.lowering.inductor.passes import (
 )
 from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
 from freezer.freezing.lowering.onnx_runtime import optimized, to_onnx
-from freezer.freezing.lowering.open_vino import to_openvino
+from freezer.freezing.lowering.open_vino import int8_model, to_openvino
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 
@@ -35,8 +42,14 @@ __all__ = [
     "captured_texts",
     "check_operators",
     "compiler_problem",
+    "decomposed",
+    "forget_origins",
+    "int8_model",
+    "known_names",
+    "names_in",
     "objects_kept_in",
     "optimized",
+    "origin_of",
     "passes_of",
     "run_with_outputs",
     "timed",

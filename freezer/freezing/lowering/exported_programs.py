@@ -1,13 +1,20 @@
-"""Store an ExportedProgram as it was captured; it runs wherever torch runs."""
+"""Exported programs: store one as it was captured, which runs wherever torch runs; and its nodes in
+what converters and engines make of it, by the provenance that torch records and the names that they
+keep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
 from freezer.errors import BuildError
@@ -74,7 +81,7 @@ def build(
     return Lowered(report=report)
 
 
-def check_real(program: torch.export.ExportedProgram, engine: str) -> None:
+def check_real(program: ExportedProgram, engine: str) -> None:
     """Reject a program with complex inputs or outputs.
 
     Raises:
@@ -89,7 +96,7 @@ def check_real(program: torch.export.ExportedProgram, engine: str) -> None:
         )
 
 
-def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:
+def output_orders(program: ExportedProgram) -> list[list[int] | None]:
     """For each output the order of its dims in memory, largest stride first; None if it is
     contiguous.
 
@@ -113,7 +120,79 @@ def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | Non
     return orders
 
 
-def values_named(program: torch.export.ExportedProgram, names: Sequence[object]) -> list[Any]:
+def values_named(program: ExportedProgram, names: Sequence[object]) -> list[Any]:
     """The fake tensors of a program's inputs or outputs."""
     nodes = {node.name: node for node in program.graph.nodes}
     return [nodes[name].meta["val"] for name in names]
+
+
+def forget_origins(graph: Graph) -> None:
+    """Let the nodes of a graph be the origins of all that is made from it, not those of an earlier
+    graph.
+    """
+    for node in graph.nodes:
+        node.meta.pop("from_node", None)
+
+
+def origin_of(node: Node) -> str | None:
+    """Name of the exported program's node that a node was made from; None if that is unknown.
+
+    torch records it in `from_node`, the last pass first.
+    """
+    sources: list[Any] = node.meta.get("from_node") or []
+    name = None
+    while sources:
+        name = sources[-1].name
+        sources = sources[-1].from_node
+    return name
+
+
+@contextlib.contextmanager
+def decomposed(program: ExportedProgram) -> Iterator[list[ExportedProgram]]:
+    """Keep the programs that a converter makes of a program, the last of which it converts."""
+    forget_origins(program.graph)
+    made: list[ExportedProgram] = []
+    decompose = ExportedProgram.run_decompositions
+
+    def kept(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+        made.append(decompose(program, *args, **kwargs))
+        return made[-1]
+
+    with mock.patch.object(ExportedProgram, "run_decompositions", kept):
+        yield made
+
+
+def names_in(made: Sequence[ExportedProgram]) -> dict[str, str]:
+    """The source node of each node of the last of some decomposed programs."""
+    origins = {node.name: origin_of(node) for node in made[-1].graph.nodes}
+    return {name: origin for name, origin in origins.items() if origin is not None}
+
+
+def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
+    """The names of a port of OpenVINO that are those of nodes, without the index that it adds."""
+    plain = [name.partition(":")[0] for name in port.get_names()]
+    return [name for name in plain if name in names]
+
+
+def operators_computing(
+    nodes: Collection[str],
+    operators: Sequence[tuple[str, Sequence[str], Sequence[str]]],
+    names: Mapping[str, str],
+) -> list[str]:
+    """The operators of a converted graph that compute given source nodes.
+
+    Args:
+        nodes: source nodes.
+        operators: name of each, and names of the values that it makes and reads, in an order in
+            which they can run.
+        names: source node by name of a value. An operator that makes none of these is part of the
+            first one after it that does.
+    """
+    found = []
+    sources = dict(names)
+    for operator, made, read in reversed(operators):
+        source = next((sources[value] for value in made if value in sources), "")
+        sources |= {value: source for value in read if value not in names}
+        if source in nodes:
+            found.append(operator)
+    return found

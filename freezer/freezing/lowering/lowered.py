@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -100,7 +100,7 @@ def with_precisions(
     report: FreezingReport,
     settings: Settings,
     products: Iterable[tuple[str, str]],
-    exact: Collection[str] = (),
+    exact: Sequence[str],
 ) -> FreezingReport:
     """Add the precision of each convolution and matrix product to the report of a recipe.
 
@@ -108,7 +108,7 @@ def with_precisions(
         report: the report.
         settings: settings of the recipe; `computes` is its precision.
         products: name and precision of each product in what was built.
-        exact: names of those that a search left in floating point.
+        exact: source nodes that a search left in floating point.
 
     Raises:
         BuildError: none is in the precision of the recipe; code CP-PRECISION.
@@ -123,11 +123,12 @@ def with_precisions(
             " floating point without saying so; leave the recipe out for this model",
             code="CP-PRECISION",
         )
+    reason = f"{wanted} would break the budget, or is not" if exact else f"{wanted} is not"
     kept = []
     for name, precision in found:
-        if precision not in settings["computes"].split("+"):
-            reason = "would break the budget" if name in exact else "is not what the engine runs"
-            kept.append(KeptTensor(name=name, reason=f"runs in {precision}: {wanted} {reason}"))
+        if precision != wanted:
+            why = f"runs in {precision}: {reason} what the engine runs"
+            kept.append(KeptTensor(name=name, reason=why))
     return replace(report, precisions=dict(counts), kept_exact=tuple(kept))
 
 

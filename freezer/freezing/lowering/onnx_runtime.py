@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,14 @@ from freezer.errors import BuildError, MissingDependencyError, install_command
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.environment import installed_versions
-from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
+from freezer.freezing.lowering.exported_programs import (
+    check_real,
+    decomposed,
+    names_in,
+    operators_computing,
+    output_orders,
+    report_before,
+)
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
@@ -88,12 +95,12 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     check_integers(captured, "onnxruntime", in_64_bits=True)
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
-    with timed(phases_s, "convert"):
+    with timed(phases_s, "convert"), decomposed(captured.program) as made:
         model = to_onnx(captured.program)
     computes = settings.get("computes", FLOAT32)
     if computes != FLOAT32:
         with timed(phases_s, "quantize"):
-            model = _quantized(model, captured, path.parent)
+            model = _quantized(model, names_in(made), captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
         model = optimized(
@@ -102,7 +109,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
             settings,
         )
     if computes != FLOAT32:
-        report = with_precisions(report, settings, _products(model.graph))
+        report = with_precisions(report, settings, _products(model.graph), captured.exact)
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
     report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
@@ -124,22 +131,31 @@ def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
     return made.model_proto
 
 
-def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProto:
+def _quantized(
+    model: ModelProto, names: Mapping[str, str], captured: Captured, folder: Path
+) -> ModelProto:
     """The model with quantized convolutions and matrix products, and in convnets what is between
     them: softmax and norms of transformers lose too much.
+
+    Args:
+        model: the converted program.
+        names: source node by name of a value.
+        captured: has the samples, and the nodes that stay exact.
+        folder: an existing folder for temporary files.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     kinds = _operators(model.graph)
     is_transformer = kinds["Softmax"] and kinds["LayerNormalization"]
-    names = [port.name for port in model.graph.input]
+    inputs = [port.name for port in model.graph.input]
     calls = [map(Tensor.numpy, call) for call in captured.calibration]
-    feeds = (dict(zip(names, call, strict=True)) for call in calls)
+    feeds = (dict(zip(inputs, call, strict=True)) for call in calls)
     scratched = tempfile.TemporaryDirectory(dir=folder)
     with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
         quant_pre_process(model, str(prepared))
+        operators = [(node.name, node.output, node.input) for node in _loaded(prepared).graph.node]
         quantize_static(
             str(prepared),
             str(target),
@@ -149,6 +165,7 @@ def _quantized(model: ModelProto, captured: Captured, folder: Path) -> ModelProt
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=list(_PRODUCTS) if is_transformer else None,
+            nodes_to_exclude=operators_computing(captured.exact, operators, names),
         )
         return _loaded(target)
 

@@ -5,17 +5,21 @@ hand when it is opened.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
@@ -25,6 +29,10 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
     check_real,
+    decomposed,
+    known_names,
+    names_in,
+    operators_computing,
     output_orders,
     report_before,
     values_named,
@@ -34,10 +42,10 @@ from freezer.freezing.lowering.lowered import (
     Lowered,
     build_errors,
     check_stateless,
+    quantizing,
     timed,
     with_precisions,
 )
-from freezer.freezing.lowering.quantized_openvino import quantized
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -47,6 +55,7 @@ from freezer.runtime.loaders import (
     WEIGHTS_FILE,
     EngineCalls,
     import_openvino,
+    without_telemetry,
 )
 from freezer.spec import FLOAT32
 
@@ -105,39 +114,90 @@ def build(
 def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleType) -> Lowered:
     check_real(captured.program, "openvino")
     check_integers(captured, "openvino", in_64_bits=False)
-    program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
-    orders = [None if order is None else tuple(order) for order in output_orders(program)]
+    report, phases_s = report_before(captured), dict[str, float]()
     with timed(phases_s, "convert"):
-        model = to_openvino(program, openvino)
-        inputs = _inputs_of(program, model)
-        model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+        model, calls, names = _converted(captured, openvino)
     computes = settings.get("computes", FLOAT32)
-    exact: Sequence[str] = ()
     if computes.startswith("int8"):
         with timed(phases_s, "quantize"):
-            model, exact = quantized(model, captured, inputs, settings)
+            model = _quantized(model, calls.inputs, names, captured)
     if computes != FLOAT32:
         with timed(phases_s, "count"):
-            products = _products(model, settings, exact, openvino)
-            report = with_precisions(report, settings, products, exact)
+            products = _products(model, settings, openvino)
+            report = with_precisions(report, settings, products, captured.exact)
     with timed(phases_s, "save"):
-        calls = EngineCalls(inputs=inputs, orders=tuple(orders))
         _save(model, path, calls, openvino)
     report = replace(report, ops_after=_operators(model), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _products(
-    model: Model, settings: Settings, exact: Sequence[str], openvino: ModuleType
-) -> Iterator[tuple[str, str]]:
+def _converted(
+    captured: Captured, openvino: ModuleType
+) -> tuple[Model, EngineCalls, dict[str, str]]:
+    """A program as OpenVINO's Model, how to call it, and the source node by name of a value."""
+    program = captured.program
+    orders = [None if order is None else tuple(order) for order in output_orders(program)]
+    with decomposed(program) as made:
+        model = to_openvino(program, openvino)
+    inputs = _inputs_of(program, model)
+    model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+    return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made)
+
+
+def int8_model(captured: Captured) -> tuple[Model, Mapping[str, str]]:
+    """A program in int8 as OpenVINO's Model, and the source node by name of a value."""
+    with torch.no_grad():
+        model, calls, names = _converted(captured, import_openvino("a search needs OpenVINO"))
+        return _quantized(model, calls.inputs, names, captured), names
+
+
+def _quantized(
+    model: Model, inputs: Sequence[int], names: Mapping[str, str], captured: Captured
+) -> Model:
+    """The model in int8, without the operators of nodes that stay exact.
+
+    Args:
+        model: the converted program.
+        inputs: the program's input for each input of the model.
+        names: source node by name of a value.
+        captured: has the samples, and the nodes that stay exact.
+
+    Raises:
+        BuildError: NNCF is missing (code CP-DEPENDENCY), or fails (code CP-PRECISION).
+    """
+    operators = []
+    for op in model.get_ordered_ops():
+        if op.get_type_name() not in _NO_OPERATORS:
+            name = op.get_friendly_name()
+            read = [value.get_node().get_friendly_name() for value in op.input_values()]
+            operators.append((name, [*known_names(op.output(0), names), name], read))
+    exact = operators_computing(captured.exact, operators, names)
+
+    def arrays(call: Sequence[Tensor]) -> list[Any]:
+        return [call[index].numpy() for index in inputs]
+
+    kinds = {op.get_type_name() for op in model.get_ops()}
+    is_transformer = "ScaledDotProductAttention" in kinds or {"Softmax", "MVN"} <= kinds
+    os.environ.setdefault("NNCF_CI", "1")  # it sends no telemetry then
+    with quantizing("nncf"), quiet("nncf"), redirect_stdout(StringIO()):  # it shows its progress
+        with without_telemetry():
+            import nncf
+        return nncf.quantize(
+            model,
+            nncf.Dataset(list(map(arrays, captured.calibration))),
+            subset_size=len(captured.calibration),
+            model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+            ignored_scope=nncf.IgnoredScope(names=exact, validate=False),
+        )
+
+
+def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
     """Name and precision of each product that the compiled model runs on this CPU."""
     compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
     for op in compiled.get_runtime_model().get_ordered_ops():
         info = {name: str(value.value) for name, value in op.get_rt_info().items()}
         if info.get("layerType") in _PRODUCTS:
-            layers = info.get("originalLayersNames", op.get_friendly_name()).split(",")
-            names = [layer.rpartition("/")[0] or layer for layer in layers]
-            name = next((each for each in names if each in exact), names[0])
+            name, *_ = info.get("originalLayersNames", op.get_friendly_name()).split(",")
             precision = info["runtimePrecision"]
             yield name, _PRECISIONS.get(precision, precision)
 

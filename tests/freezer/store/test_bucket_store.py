@@ -296,7 +296,7 @@ def test_objects_replaced_while_reading_are_read_whole(
 
     overwrite(s3_address, path, b"first")
     monkeypatch.setattr(RemoteFiles, "chunks", chunks_then)
-    assert Store.open(bucket)._files.read("tiny/index.json") == b"other"
+    assert Store.open(bucket).files.read("tiny/index.json") == b"other"
 
 
 # Google

@@ -17,7 +17,7 @@ from freezer.timing.intervals import FALSE_STOPS, FIRST_LOOK, Halving
 from tests.support.steps import QUICK
 
 POLICY = SamplingPolicy(num_bootstrap=1)
-NUM_CONTESTS = 300
+NUM_CONTESTS = 150
 
 
 def contest(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from freezer.artifact import AccuracyRecord
+from freezer.spec import FLOAT32
 from freezer.store import Store
 from jobs import results
 from pipeline.records import Outcome, summarize, verdict_text
@@ -31,6 +33,46 @@ def test_kinds_of_change(kind: str, after: Outcome) -> None:
     (change,) = compare([OLD], [after])
     assert change.kind == kind
     assert change.is_regression == (kind in {"slower", "drifted", "newly failing"})
+
+
+def with_precision(precision: str, key: str, error_ratio: float) -> Outcome:
+    """An outcome whose winner computes in a precision."""
+    found = published("m", error_ratio=error_ratio, key=key)
+    accuracy = AccuracyRecord(
+        precision=precision,
+        budget={"cosine_min": 0.9},
+        measured={"cosine": 0.99},
+        bounds={"cosine": 0.98},
+        confidence=0.95,
+        num_candidates=1,
+        samples={"judged": 100},
+        seed=0,
+        digest="sha256:1",
+    )
+    winner, *others = found.candidates
+    exact = precision == FLOAT32
+    winner = replace(winner, accuracy=None if exact else accuracy)
+    return replace(found, candidates=(winner, *others))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ((FLOAT32, 1.2), ("int8", 2e5), "drifted"),
+        (("int8", 2e5), ("int8", 9e5), "unchanged"),
+        (("bf16", 2e3), ("int8", 2e5), "unchanged"),
+        (("int8", 0.1), (FLOAT32, 2.5), "unchanged"),
+    ],
+)
+def test_error_ratios_of_lower_precision_are_not_compared(
+    before: tuple[str, float], after: tuple[str, float], kind: str
+) -> None:
+    """Their budget judges them; but one that is not faster than float32 is worse."""
+    (change,) = compare(
+        [with_precision(before[0], "1", before[1])], [with_precision(after[0], "2", after[1])]
+    )
+    assert change.kind == kind
+    assert (kind == "drifted") == ("int8, cosine at least 0.98" in change.why)
 
 
 def test_fixed_new_and_removed() -> None:

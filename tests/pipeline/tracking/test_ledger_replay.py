@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from freezer.artifact import Artifact, GateRecord
 from freezer.spec import Limits
 from freezer.store import Store
-from jobs.replay import app
+from jobs.results import replay_app as app
 from pipeline.ledger import campaign_lock, ledger_folder
 from tests.support.campaigns import MODELS, run_judged
 from tests.support.commands import finished

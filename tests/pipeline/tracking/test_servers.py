@@ -17,10 +17,12 @@ import torch
 
 from freezer.artifact import Artifact
 from freezer.store import Store
+from pipeline.tracking import registry_events
 from tests.conftest import Frozen
 from tests.support.buckets import ENVIRONMENT, make_bucket
 from tests.support.campaigns import run_judged
 from tests.support.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
+from tests.support.raylets import LOOPBACK, free_port
 from tests.support.shown import logged, shown, stored_files
 from tests.support.steps import HERE
 
@@ -137,3 +139,24 @@ def test_campaigns_at_once_share_a_server(
     assert len(found["versions"]) == len(found["uploads"]) == len(alone["versions"])
     assert len(found["runs"]) == NUM_CAMPAIGNS * len(alone["runs"])
     assert {run["info"]["status"] for run in found["runs"].values()} == {"FINISHED", "FAILED"}
+
+
+def test_webhooks_of_a_server_arrive(tmp_path: Path) -> None:
+    """At an address of the loopback, which a server calls only if its environment allows that."""
+    allowed = {"MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http", "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true"}
+    options = server_options(f"sqlite:///{tmp_path}/server.db", str(tmp_path / "destination"))
+    address = f"{LOOPBACK}:{free_port()}"
+    with (
+        MlflowServer(options, tmp_path, environment={**SETTINGS, **allowed}) as server,
+        registry_events(address) as event,
+    ):
+        client = mlflow.MlflowClient(server.uri, server.uri)
+        events: Any = ["model_version.created", "model_version_alias.created"]
+        client.create_webhook("coldpress", f"http://{address}/", events)
+        client.create_registered_model("model")
+        assert not event.wait(1)
+        version = client.create_model_version("model", "s3://bucket/model")
+        assert event.wait(30)
+        event.clear()
+        client.set_registered_model_alias("model", "champion", version.version)
+        assert event.wait(30)

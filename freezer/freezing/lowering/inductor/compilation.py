@@ -116,7 +116,7 @@ def _build(
         with timed(phases_s, "compile"):
             files = compile_program(captured, target, config, cache, watched)
         if computes != FLOAT32:
-            report = with_precisions(report, settings, watched.products)
+            report = with_precisions(report, settings, watched.products, captured.exact)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
@@ -150,7 +150,7 @@ def compile_program(
 
     is_cpu = target.device.type == "cpu"
     module = captured.program.module(check_guards=False)
-    module = in_precision(module, watched.computes, captured.calibration)
+    module = in_precision(module, watched.computes, captured)
     with (
         plain_precision(target.device),
         linears_of_vectors(),

@@ -5,12 +5,13 @@ int8 by torchao's quantizer for x86; and what a compiled graph really runs in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.lowered import quantizing
 from freezer.spec import FLOAT32
@@ -34,12 +35,12 @@ def autocast_to(precision: str, device: torch.device) -> contextlib.AbstractCont
 
 
 def in_precision(
-    module: torch.fx.GraphModule, precision: str, calibration: Sequence[Sequence[Tensor]]
+    module: torch.fx.GraphModule, precision: str, captured: Captured
 ) -> torch.fx.GraphModule:
     """The module of a program as Inductor is to compile it in a precision; it is changed."""
     if precision in _CAST_TO:
         _cast_outputs(module)
-    return _quantized(module, calibration) if precision == "int8" else module
+    return _quantized(module, captured) if precision == "int8" else module
 
 
 def _cast_outputs(module: torch.fx.GraphModule) -> None:
@@ -58,24 +59,21 @@ def _cast_outputs(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
-def _quantized(
-    module: torch.fx.GraphModule, calibration: Sequence[Sequence[Tensor]]
-) -> torch.fx.GraphModule:
+def _quantized(module: torch.fx.GraphModule, captured: Captured) -> torch.fx.GraphModule:
     """The module with quantized operators, which Inductor fuses when it freezes them."""
     with (
         quantizing("torchao"),
         quiet("torchao", "torch"),
     ):  # they report libraries for GPUs that they lack
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-        from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-            X86InductorQuantizer,
-            get_default_x86_inductor_quantization_config,
-        )
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-        quantizer = X86InductorQuantizer()
-        quantizer.set_global(get_default_x86_inductor_quantization_config())
+        exact = [node for node in module.graph.nodes if node.name in captured.exact]
+        x86._annotate_nodes_not_quantize(exact)
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(module, quantizer)
-        for inputs in calibration:
+        for inputs in captured.calibration:
             prepared(*inputs)
         quantized: torch.fx.GraphModule = convert_pt2e(prepared)
         return quantized

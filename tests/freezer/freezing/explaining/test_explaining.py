@@ -16,12 +16,19 @@ from freezer.artifact import Explanation
 from freezer.codec import decode, encode
 from freezer.freezing.candidates import build, repaired_recipe
 from freezer.freezing.drift import run_reference
-from freezer.freezing.explaining import explain_recipe
+from freezer.freezing.explaining import GraphReference, explain_recipe
 from freezer.freezing.judging import judge
 from freezer.freezing.recipes import RECIPES
-from tests.support.models import Layers
+from tests.support.models import Layers, seeded
 from tests.support.planted_faults import FAULTS, Fault, explanation_of, near_constant, pixels
-from tests.support.steps import artifact_of, quickly, session_of, subject_of, target_of
+from tests.support.steps import (
+    artifact_of,
+    quickly,
+    random_inputs,
+    session_of,
+    subject_of,
+    target_of,
+)
 
 _QUICK = [
     next(fault for fault in FAULTS if words in str(fault))
@@ -147,3 +154,23 @@ def test_a_node_in_float64_is_served(tmp_path: Path) -> None:
     assert candidate.settings["node_repairs"] == {"linear": "float64"}
     [graph] = (tmp_path / "evidence").glob("all-graph.txt")
     assert "double" in graph.read_text()
+
+
+class Weighted(nn.Module):
+    """Two layers, of which one hardly matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.small(x) * 1e-3 + self.large(x)
+        return result
+
+
+def test_effects_follow_errors_to_the_outputs() -> None:
+    x = random_inputs(2, 4)
+    source = GraphReference(torch.export.export(seeded(Weighted), (x,)), [x])
+    noisy = {name: source.eager[name] + 0.01 for name in ("linear", "linear_1")}
+    effects = source.effects(noisy)
+    assert effects["linear_1"] == pytest.approx(1000 * effects["linear"], rel=0.01)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,15 +16,19 @@ import freezer
 from freezer.artifact import Artifact
 from freezer.errors import CanaryError, SpecError
 from freezer.freezing import recipes
+from freezer.freezing.candidates import build, mixed_precision
+from freezer.freezing.candidates.mixed_precision import keeping
 from freezer.freezing.drift import Extreme
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.judging import Trial
 from freezer.freezing.judging.budgets import lower_problem
+from freezer.freezing.lowering import onnx_runtime
+from freezer.freezing.models import SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target import class_here
+from freezer.freezing.target import class_here, target_here
 from freezer.hardware import DEVICE_CLASSES, device_class
 from freezer.spec import Accuracy
-from tests.support.classifiers import DIMS, classifier, images, write_samples
+from tests.support.classifiers import DIMS, Outlier, classifier, images, write_samples
 from tests.support.steps import ANY_SPEED, QUICK, artifact_of, copy_of
 
 PRECISE = class_here((), ("int8", "bf16"))
@@ -174,12 +179,12 @@ def test_silent_float32_fails_the_build(
     name: str, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines ignore the property, or leave all products as they are."""
-    from freezer.freezing.lowering import onnx_runtime, open_vino
+    from freezer.freezing.lowering import open_vino
 
     settings = {**RECIPES[name].settings, "openvino": recipes.OPENVINO_SETTINGS}
     ignoring = replace(RECIPES[name], settings=settings)
     monkeypatch.setitem(recipes.RECIPES, name, ignoring)
-    monkeypatch.setattr(open_vino, "quantized", lambda model, *_: (model, ()))
+    monkeypatch.setattr(open_vino, "_quantized", lambda model, *_: model)
     monkeypatch.setattr(onnx_runtime, "_quantized", lambda model, *_: model)
     budget = {"samples": samples, "cosine_min": 0.9}
     result = frozen(tmp_path / "out", budget, ["openvino", name])
@@ -199,34 +204,86 @@ def test_models_without_products_stay_float32(samples: Path, tmp_path: Path) -> 
     assert set(result.failures) == set(OPENVINO[1:])
 
 
-class Outlier(nn.Module):
-    """The classifier with a feature beside whose size int8 loses all others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        known = classifier()
-        self.features = known.features
-        self.head = nn.Linear(129, 4)
-        with torch.no_grad():
-            self.head.weight[:, 1:], self.head.weight[:, 0] = known.head.weight, 1e-6
-            self.head.bias.copy_(known.head.bias)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        features = self.features(image)
-        both = torch.cat([1e4 * features.mean(1, keepdim=True), features], 1)
-        logits: torch.Tensor = self.head(both)
-        return logits
+@needs_gain
+@pytest.mark.parametrize(
+    "name",
+    ["openvino-int8", "onnxruntime-int8", pytest.param("inductor-int8", marks=pytest.mark.slow)],
+)
+def test_layers_that_int8_ruins_stay_exact(name: str, samples: Path, tmp_path: Path) -> None:
+    fixed = name == "inductor-int8"  # with an eighth of the samples
+    budget = {"samples": samples, "top1_agreement_min": 0.9 if fixed else 0.96}
+    model = Outlier().eval()
+    result = frozen(tmp_path / "out", budget, [name], precision=["int8"], model=model, fixed=fixed)
+    manifest = artifact_of(result).manifest
+    assert manifest.recipe.settings["kept_nodes"][0] == "linear"
+    (report, *_) = manifest.freezing.reports.values()
+    assert report.precisions["int8"] >= 1
+    assert report.precisions["float32"] == len(report.kept_exact) >= 1
+    assert all("budget" in kept.reason for kept in report.kept_exact)
 
 
 @needs_gain
-def test_layers_that_int8_ruins_stay_exact(samples: Path, tmp_path: Path) -> None:
+def test_one_search_serves_all_engines(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine builds once more at most."""
+    searched = mock.Mock(side_effect=mixed_precision._worst_first)
+    built = mock.Mock(side_effect=onnx_runtime.build)
+    monkeypatch.setattr(mixed_precision, "_worst_first", searched)
+    monkeypatch.setattr(onnx_runtime, "build", built)
     budget = {"samples": samples, "top1_agreement_min": 0.96}
+    names = ["openvino-int8", "openvino-int8-bf16", "onnxruntime-int8"]
     model = Outlier().eval()
-    result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"], model=model)
-    (report, *_) = artifact_of(result).manifest.freezing.reports.values()
-    assert report.precisions["int8"] >= 1
-    assert report.precisions["float32"] == len(report.kept_exact) >= 1
-    assert any("budget" in kept.reason and "linear" in kept.name for kept in report.kept_exact)
+    result = frozen(tmp_path / "out", budget, names, precision=["int8", "bf16"], model=model)
+    kept = [trial.candidate.settings["kept_nodes"] for trial in trials(result).values()]
+    assert len(kept) == 3
+    assert kept[0] == kept[1] == kept[2]
+    assert (searched.call_count, built.call_count) == (1, 2)
+
+
+@needs_gain
+def test_each_budget_is_searched_for(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one model; and a search that fails leaves the whole model in int8 to the judge."""
+    searched = mock.Mock(side_effect=RuntimeError("not quantized"))
+    monkeypatch.setattr(mixed_precision, "_worst_first", searched)
+    model = Outlier().eval()
+    for limit in (0.9, 0.96):
+        budget = {"samples": samples, "top1_agreement_min": limit}
+        names = ["onnxruntime-int8"]
+        result = frozen(tmp_path / f"{limit}", budget, names, precision=["int8"], model=model)
+        assert result.verdict == "rejected"
+        assert trials(result)["onnxruntime-int8"].accuracy is not None
+    assert searched.call_count == 2
+
+
+@needs_gain
+def test_too_few_samples_are_not_searched_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answers of 60 judged samples could keep this budget."""
+    searched = mock.Mock()
+    monkeypatch.setattr(mixed_precision, "_worst_first", searched)
+    few = write_samples(tmp_path / "few.safetensors", 80)
+    budget = {"samples": few, "top1_agreement_min": 0.99}
+    result = frozen(tmp_path / "out", budget, ["openvino-int8"], precision=["int8"])
+    assert result.verdict == "rejected"
+    assert not searched.called
+
+
+@needs_gain
+def test_kept_nodes_are_not_searched_again(samples: Path, tmp_path: Path) -> None:
+    """As for further thread counts."""
+    spec, example = example_spec({"image": images(8, 1)[0]}, DIMS)
+    options = SubjectOptions(accuracy=Accuracy(samples=samples, sqnr_db_min=100.0))
+    subject = prepare("model", classifier(), spec, [example], options)
+    recipe = keeping(RECIPES["onnxruntime-int8"], ["conv2d_1"])
+    (tmp_path / "candidate").mkdir()
+    made = build(subject, recipe, target_here(PRECISE, 1), tmp_path / "candidate")
+    assert made.settings == recipe.settings
+    (report,) = made.reports.values()
+    assert [kept.name for kept in report.kept_exact] == ["node_conv2d_1"]
 
 
 @needs_gain

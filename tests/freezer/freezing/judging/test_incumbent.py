@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from freezer.artifact import PreviousRecord
 from freezer.freezing.candidates import Candidate, architecture_digest
-from freezer.freezing.judging import Incumbent, Judgement, judge
+from freezer.freezing.judging import Incumbent, Judgement, Trial, judge
+from freezer.freezing.judging.incumbent import compare_with_incumbent
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.target import target_here
-from freezer.spec import Limits
+from freezer.spec import FLOAT32, Limits
+from freezer.timing import Speedup
 from tests.support.models import seeded
 from tests.support.steps import (
     ANY_SPEED,
@@ -23,6 +27,7 @@ from tests.support.steps import (
     QUICK,
     candidate_of,
     random_inputs,
+    rules,
     session_of,
     subject_of,
 )
@@ -120,6 +125,43 @@ def test_slower_artifact_replaces_if_allowed(
     assert previous.speedup_ci[1] < 0.9
     assert previous.error_ratio is not None
     assert same_weights or previous.error_ratio == published.manifest.drift.error_ratio
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (FLOAT32, "int8", "kept-previous"),
+        ("int8", "int8", "published"),
+        ("int8", FLOAT32, "published"),
+    ],
+)
+def test_lower_precision_has_to_be_faster(
+    slow: Candidate, before: str, after: str, verdict: str
+) -> None:
+    """Its error ratio is compared with none."""
+    drift = mock.Mock(summary=lambda: {"error_ratio": 2e5})
+    winner = Trial(candidate=replace(slow, precision=after), drift=drift)
+    same, fast = (Speedup(value=value, low=0.9 * value, high=1.1 * value) for value in (1.0, 2.0))
+    record = PreviousRecord(
+        version=3,
+        artifact="sha256:3",
+        recipe=RECIPE,
+        torch="2.13.0",
+        same_weights=True,
+        error_ratio=1.2,
+    )
+    judgement = Judgement(
+        trials=(winner,),
+        reference=mock.Mock(),
+        verdict="published",
+        winner=winner,
+        cells=(mock.Mock(faster=lambda *_: same),),
+        previous=record,
+        old=Trial(candidate=replace(slow, precision=before), speedup=fast),
+    )
+    found = compare_with_incumbent(rules(), judgement)
+    assert found.verdict == verdict
+    assert (verdict == "kept-previous") == ("int8 instead of float32" in found.reason)
 
 
 def test_disturbed_judge_inherits_the_earlier_speed(

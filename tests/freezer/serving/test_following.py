@@ -1,0 +1,153 @@
+"""Models that follow a name of their store, and the sentinel that checks some of their calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import freezer
+from freezer.errors import IncompatibleError, UsageError
+from freezer.serving.following import WatchedModel
+from freezer.serving.sentinel import BUDGET, SLOW, Sentinel
+from freezer.store import Store
+from tests.conftest import Frozen
+from tests.support.raylets import wait_until
+from tests.support.services import X, publish, with_golden
+from tests.support.steps import HERE
+
+NUM_CALLS = 1000
+
+
+def served(model: WatchedModel) -> str:
+    assert model.loaded is not None
+    return model.loaded.labels["version"]
+
+
+def test_a_watched_model_follows_its_name(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    publish(store, with_golden(scripted.artifact, tmp_path / "second", error=0.0))
+    publish(store, with_golden(scripted.artifact, tmp_path / "wrong", error=1.0))
+    store.promote("mlp:1", "prod")
+    loaded = freezer.load("mlp:prod", store=store.uri, device_class=HERE)
+    expected = loaded(X)
+    model = loaded.watch(0.05, sentinel=False)
+    try:
+        assert (served(model), torch.equal(model(X), expected)) == ("1", True)
+        store.promote("mlp:2", "prod")
+        wait_until(lambda: served(model) == "2", "version 2 serves")
+        store.promote("mlp:3", "prod")
+        wait_until(lambda: bool(model.problem), "version 3 fails its canary")
+        with pytest.raises(IncompatibleError):
+            WatchedModel("mlp:3", loaded_options(store), sentinel=False).check()
+        assert (served(model), torch.equal(model(X), expected)) == ("2", True)
+        store.promote("mlp:1", "prod")
+        wait_until(lambda: served(model) == "1", "version 1 serves again")
+        assert model.problem == ""
+    finally:
+        model.close()
+
+
+def loaded_options(store: Store) -> freezer.LoadOptions:
+    return freezer.LoadOptions(store=store.uri, device_class=HERE)
+
+
+def test_a_key_loads_the_canary(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    publish(store, with_golden(scripted.artifact, tmp_path / "second", error=0.0))
+    store.promote("mlp:1", "prod")
+    store.promote("mlp:2", "prod-canary", share=0.5)
+
+    def version(key: str | None) -> int:
+        loaded = freezer.load("mlp:prod", store=store.uri, device_class=HERE, key=key)
+        watched = loaded.watch(60.0, sentinel=False)
+        watched.close()
+        return int(served(watched))
+
+    by_key = {key: version(key) for key in ("a", "b", "c", "d", "e", "f")}
+    assert by_key == {key: store.version("mlp:prod", key).number for key in by_key}
+    assert set(by_key.values()) == {1, 2}
+    assert version(None) == 1
+
+
+def test_folders_cannot_be_watched(scripted: Frozen) -> None:
+    with pytest.raises(UsageError):
+        freezer.load(scripted.artifact.folder).watch()
+
+
+def called(model: WatchedModel, until: Callable[[Sentinel], bool]) -> Sentinel:
+    """Call a model until its sentinel has seen something; at most NUM_CALLS times."""
+    assert model.loaded is not None
+    sentinel = model.loaded.sentinel
+    assert sentinel is not None
+    wait_until(lambda: sentinel.is_ready, "the portable program is loaded")
+    before = sentinel.num_calls
+    while not until(sentinel):
+        assert sentinel.num_calls - before < NUM_CALLS, vars(sentinel)
+        assert not sentinel.problem
+        model(X)
+        time.sleep(0.002)  # as if a call took this long
+    return sentinel
+
+
+@pytest.fixture
+def model(store: Store) -> Any:
+    watched = freezer.load("mlp", store=store.uri, device_class=HERE, threads=1).watch(60.0)
+    yield watched
+    watched.close()
+
+
+def frozen_tensors(payload: Any) -> list[torch.Tensor]:
+    """The weights of a TorchScript payload, in its memory."""
+    tensors = []
+    for node in payload.run.graph.findAllNodes("prim::Constant"):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            tensors.append(node.t("value"))
+    return tensors
+
+
+def test_good_answers_are_within_bounds(model: Any) -> None:
+    sentinel = called(model, lambda seen: seen.num_checks >= 3)
+    assert sentinel.error_ratio <= 1
+    elapsed_s = time.perf_counter() - sentinel.since
+    assert sentinel.cpu_s <= BUDGET * elapsed_s + sentinel.cpu_s / sentinel.num_checks
+
+
+def test_a_corrupted_weight_is_seen(model: Any) -> None:
+    called(model, lambda seen: seen.num_checks >= 1)
+    (weight, *_) = [t for t in frozen_tensors(model.loaded.model._payloads[0]) if t.dim() == 2]
+    with torch.no_grad():
+        weight[0, 0] += 1.0
+    assert called(model, lambda seen: seen.error_ratio > 1).error_ratio > 1
+
+
+def test_wrong_answers_are_seen(model: Any) -> None:
+    called(model, lambda seen: seen.num_checks >= 1)
+    opened = model.loaded.model._payloads[0]
+    run = opened.run
+    object.__setattr__(opened, "run", lambda *tensors: [run(*tensors)[0] * float("nan")])
+    assert called(model, lambda seen: seen.error_ratio > 1).error_ratio == float("inf")
+
+
+def test_slow_calls_are_seen(model: Any) -> None:
+    called(model, lambda seen: seen.speed_ratio > SLOW)
+    opened = model.loaded.model._payloads[0]
+    run = opened.run
+
+    def slowed(*tensors: torch.Tensor) -> Any:
+        time.sleep(0.003)
+        return run(*tensors)
+
+    object.__setattr__(opened, "run", slowed)
+    assert called(model, lambda seen: seen.speed_ratio < SLOW).error_ratio != 2
+
+
+def test_without_a_portable_artifact_nothing_is_checked(scripted: Frozen, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path), create=True)
+    store.publish("mlp", source_key="key", artifacts=[scripted.artifact])
+    watched = freezer.load("mlp", store=store.uri, device_class=HERE).watch(60.0)
+    wait_until(lambda: bool(watched.loaded.sentinel.problem), "it gives up")
+    assert watched(X).shape == (2, 3)
+    watched.close()
