@@ -35,6 +35,7 @@ from freezer.hardware.machine import (
 from freezer.hardware.resources import (
     available_cpus,
     counts_within,
+    default_threads,
     machine_bytes,
     own_process,
     peak_bytes,
@@ -59,6 +60,7 @@ __all__ = [
     "counts_within",
     "cuda_needs",
     "cuda_version",
+    "default_threads",
     "describe_host",
     "detect",
     "device_class",

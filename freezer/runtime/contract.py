@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,12 @@ class OpenPayload:
     run: Runner
 
 
-class OpenModel:
+class OpenModel(ABC):
     """A model behind its input contract.
+
+    Attributes:
+        preserved: preserved attributes and methods by name; of a FrozenModel.
+        device: that inputs must be on; of a FrozenModel.
 
     Args:
         spec: the input spec.
@@ -80,6 +85,9 @@ class OpenModel:
         manifest: manifest of the artifact; None for a candidate.
         ladder: artifacts that were refused before this one at load.
     """
+
+    preserved: Any
+    device: Any
 
     def __init__(
         self,
@@ -99,6 +107,16 @@ class OpenModel:
         self._payloads = tuple(payloads)
         self._process_id = os.getpid()
         self._rebuild = functools.partial(unflatten, structure)
+
+    @abstractmethod
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+        """The model's result."""
+
+    @abstractmethod
+    def leaves(self, /, *args: object, **kwargs: object) -> Sequence[Any]:
+        """The outputs of a call in the order of `outputs`: tensors, or arrays with bfloat16 as
+        BFLOAT16. Raises as a call does.
+        """
 
     def payload_for(self, shape: Mapping[str, int]) -> Payload:
         """The open payload that serves inputs of these sizes.

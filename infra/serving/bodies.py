@@ -1,5 +1,4 @@
-"""Bodies of requests and answers: JSON, or a .safetensors file. Arrays are numpy's for the native
-runtime, else tensors.
+"""Bodies of requests and answers: JSON, or a .safetensors file.
 
 JSON has no dtypes: its numbers take those of the contract, if no value changes but by rounding of
 floats.
@@ -9,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import deserialize
 
 from freezer.errors import ContractError, first_line
-from freezer.runtime.native import Array
-from freezer.runtime.tensor_files import check_fit, tensor_bytes
-from freezer.spec import Header, InputSpec, TensorSpec, header_of, pairs_in, take_apart
+from freezer.runtime.arrays import Array, name_of, narrowed, widened
+from freezer.runtime.tensor_files import arrays_in, check_fit
+from freezer.spec import Header, InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
@@ -48,7 +46,7 @@ async def read_body(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
     return bytes(body)
 
 
-def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
+def read_json(body: bytes, inputs: InputSpec) -> dict[str, Any]:
     """The inputs in a JSON object: nested lists by input name, or in the structure of the source
     model's input.
 
@@ -74,11 +72,11 @@ def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in given.items():
         for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
-            found[path] = _array(tensors[path], leaf, native=native) if path in tensors else leaf
+            found[path] = _array(tensors[path], leaf) if path in tensors else leaf
     return found
 
 
-def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
+def _array(item: TensorSpec, value: Any) -> Array:
     dtype = np.dtype("float32" if item.dtype == "bfloat16" else item.dtype)  # numpy lacks bfloat16
     array = None
     try:
@@ -96,56 +94,37 @@ def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
             f"input {item.name!r}: got values that are not all {item.dtype}, or lists of different"
             f" lengths; expected nested lists of {item.dtype} {list(item.shape)}"
         )
-    if native:
-        return array
-    import torch
-
-    return torch.from_numpy(array).to(getattr(torch, item.dtype))
+    return narrowed(array) if item.dtype == "bfloat16" else array
 
 
-def read_safetensors(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
+def read_safetensors(body: bytes, inputs: InputSpec) -> dict[str, Array]:
     """The inputs in the bytes of a .safetensors file.
 
     Raises:
         ContractError: the body is not such a file, or names, dtypes or shapes differ from the
             contract.
     """
-    headers: dict[str, Header] = {}
     try:
-        stored = dict(deserialize(body))  # type: ignore[no-untyped-call]
-        length = int.from_bytes(body[:8], "little")
-        pairs = pairs_in(json.loads(body[8 : 8 + length]).get("__metadata__"))
-        for name, entry in stored.items():
-            headers[name] = header_of(entry["dtype"], entry["shape"], paired=name in pairs)
+        arrays = arrays_in(body)
     except Exception as error:  # safetensors and json share no base class
         raise ContractError(
-            f"the body is not a .safetensors file: {first_line(error)}; write one with"
-            " safetensors.torch.save"
+            f"the body cannot be read as a .safetensors file: {first_line(error)}; write one with"
+            " safetensors.torch.save or safetensors.numpy.save"
         ) from None
+    headers: dict[str, Header] = {}
+    for name, array in arrays.items():
+        headers[name] = (name_of(array.dtype), array.shape)
     check_fit([headers], inputs, "the body")
-    read = _stored_array if native else _stored_tensor
-    return {name: read(stored[name]["data"], *headers[name]) for name in headers}
+    return arrays
 
 
-def _stored_array(data: bytearray, dtype: str, shape: Sequence[int]) -> Array:
-    return np.ndarray(shape, np.dtype(dtype), buffer=data)
-
-
-def _stored_tensor(data: bytearray, dtype: str, shape: Sequence[int]) -> Any:
-    import torch
-
-    kind = getattr(torch, dtype)
-    flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(shape)
-
-
-def write_json(outputs: Mapping[str, Any]) -> bytes:
+def write_json(outputs: Mapping[str, Array]) -> bytes:
     """Nested lists by output name; NaN and infinity as Python's json reads and writes them.
 
     Raises:
         ContractError: an output is complex.
     """
-    values = {name: leaf.tolist() for name, leaf in outputs.items()}
+    values = {name: widened(leaf).tolist() for name, leaf in outputs.items()}
     try:
         return json.dumps(values).encode()
     except TypeError:
@@ -153,12 +132,3 @@ def write_json(outputs: Mapping[str, Any]) -> bytes:
             "an output is complex, which JSON lacks; send the inputs as a .safetensors file with"
             " content-type application/octet-stream"
         ) from None
-
-
-def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
-    """The bytes of a .safetensors file with the outputs by name."""
-    if native:
-        from safetensors.numpy import save as save_arrays
-
-        return bytes(save_arrays(dict(outputs)))
-    return tensor_bytes(outputs)

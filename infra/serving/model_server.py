@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -35,13 +35,14 @@ from freezer.errors import (
 )
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
+from freezer.runtime.contract import OpenModel
+from freezer.runtime.tensor_files import array_bytes
 from freezer.store import Store, Version
 from infra.serving.bodies import (
     read_body,
     read_json,
     read_safetensors,
     write_json,
-    write_safetensors,
 )
 
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -84,7 +85,6 @@ class ServingOptions:
     store: str
     device_class: str = "auto"
     threads: int | None = None
-    runtime: Literal["torch", "native"] = "torch"
     min_version: int = 0
     keys: tuple[Path, ...] = ()
     queue: int = 32
@@ -96,7 +96,7 @@ class Loaded:
     """What serves.
 
     Attributes:
-        model: the FrozenModel or NativeModel.
+        model: the frozen model, which returns numpy arrays.
         offered: digests of the artifacts that it was chosen from, by device class.
         labels: model, version, digest and device class, as `coldpress list` prints them.
     """
@@ -213,6 +213,7 @@ class ModelServer:
                 wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
                 self._refused, self._again = offered, time.monotonic() + wait_s
             raise
+        assert model.manifest is not None, "of an artifact"
         self._count_canary(model.ladder)
         self.metrics.reloads.labels("ok").inc()
         self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest)))
@@ -222,10 +223,9 @@ class ModelServer:
                 item.digest for item in before.model.manifest.contents if item.digest not in used
             )
 
-    def _load(self) -> Any:
+    def _load(self) -> OpenModel:
         options = self._options
-        load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
-        model = load(
+        model = freezer.load(
             # not the version's number: only `latest` has what still serves a class of an earlier
             # source
             options.model,
@@ -234,9 +234,9 @@ class ModelServer:
             threads=options.threads,
             trusted_keys=options.keys,
             min_version=options.min_version,
-            runtime=options.runtime,
+            arrays="numpy",
         )
-        if model.manifest.stateful:
+        if model.manifest is not None and model.manifest.stateful:
             raise UsageError(
                 "it keeps state between calls, which requests of all clients would share; load it"
                 " in the client instead"
@@ -312,18 +312,12 @@ class ModelServer:
         return Response(content, media_type=BINARY if binary else JSON)
 
     def _call(self, model: Any, body: bytes, binary: bool) -> bytes:
-        """Read the inputs, call the model and write the outputs; torch releases the interpreter's
-        lock while it computes.
+        """Read the inputs, call the model and write the outputs; payloads release the interpreter's
+        lock while they compute.
         """
-        native = self._options.runtime == "native"
-        inputs = (
-            read_safetensors(body, model.inputs, native=native)
-            if binary
-            else read_json(body, model.inputs, native=native)
-        )
-        leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
-        outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
-        return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+        read, write = (read_safetensors, array_bytes) if binary else (read_json, write_json)
+        leaves = model.leaves(**read(body, model.inputs))
+        return write({item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)})
 
 
 def _labels(version: Version, serving: Manifest) -> dict[str, str]:
@@ -343,16 +337,3 @@ def refusal(status: int, detail: str) -> Response:
     return JSONResponse(
         {"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None
     )
-
-
-def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """The output tensors of a FrozenModel, on the CPU."""
-    from torch import Tensor
-
-    from freezer.runtime.tensors import leaves_of
-
-    given = {
-        name: value.to(model.device) if isinstance(value, Tensor) else value
-        for name, value in inputs.items()
-    }
-    return [leaf.cpu() for leaf in leaves_of(model(**given))]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from freezer.freezing.explaining.values import GraphReference, origin_of
-from freezer.runtime.loaders import import_openvino, session_options
+from freezer.runtime.native import import_openvino, session_options
 
 if TYPE_CHECKING:
     from onnx import ModelProto

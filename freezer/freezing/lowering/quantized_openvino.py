@@ -23,7 +23,7 @@ from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.lowered import quantizing
 from freezer.freezing.recipes import Settings
 from freezer.runtime.accuracy import keeps_budget, measures
-from freezer.runtime.loaders import without_telemetry
+from freezer.runtime.native import without_telemetry
 
 if TYPE_CHECKING:
     from openvino import Model
