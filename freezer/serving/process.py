@@ -71,9 +71,11 @@ class LoadOptions:
         arrays = "numpy" if self.runtime == "native" else self.runtime or self.arrays
         if arrays not in (None, "torch", "numpy"):
             raise UsageError(f"got {arrays!r}, expected arrays='torch' or arrays='numpy'")
-        object.__setattr__(self, "arrays", arrays)
-        if self.runtime == "native" and self.device is None:
+        if self.runtime == "native":
+            if self.arrays == "torch" or self.device not in (None, "cpu"):
+                raise UsageError("runtime='native' is for arrays='numpy' on the CPU; omit it")
             object.__setattr__(self, "device", "cpu")
+        object.__setattr__(self, "arrays", arrays)
         if self.threads is not None and self.threads < 1:
             raise UsageError(
                 f"got threads={self.threads}, expected at least 1, or None for as many as this"
