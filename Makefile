@@ -14,7 +14,7 @@ setup: .venv/.ready
 	@echo "installing coldpress and what campaigns and tests need into .venv (some minutes, once)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip --constraint constraints.txt
-	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group serving --group dev \
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[torch,stores,signing]' --group pipeline --group serving --group dev \
 		--constraint constraints.txt --build-constraint constraints.txt
 	@touch $@
 

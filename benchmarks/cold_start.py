@@ -1,7 +1,10 @@
-"""Time from the start of a process to its first answer, with the model on disk.
+"""Time from the start of a process to its first answer, with the model on disk, and its resident
+memory then.
 
     python -m benchmarks.cold_start [--models resnet50,unet] [--repeats 5] [--entrants
-    native,onnxruntime] [--out FILE]
+    native,onnxruntime] [--python PATH] [--out FILE]
+
+`--python` names the interpreter of an environment without torch, for the entrants that need none.
 
 First each model is frozen, exported and converted, into files that `--work` keeps for the next run.
 Then every entrant starts in a
@@ -59,20 +62,32 @@ MODELS: Mapping[str, Model] = {
     "mobilenetv3-large": Model(
         factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)
     ),
+    "bert": Model(
+        factory="benchmarks.cold_start:bert", name="input_ids", shape=(1, 128), dtype="int64"
+    ),
     "unet": Model(factory="examples.zoo:unet", name="image", shape=(1, 3, 128, 128), dtype="uint8"),
 }
 
 _BEGIN = "import sys; import numpy as np; name, x = sys.argv[1], np.load('x.npy'); "
-_END = "; print('answered', flush=True)"
+_END = "; print('answered', flush=True); sys.stdin.read()"
 _TORCH = "import torch; torch.set_grad_enabled(False); x = torch.from_numpy(x); "
+_ARRAYS = (
+    "import freezer; freezer.load('./{}', arrays='numpy')(**{{name: x}});"
+    " assert 'torch' not in sys.modules"
+)
 
 ENTRANTS: Mapping[str, tuple[str, str]] = {
     "native": (
-        "freezer.load, native",
-        (
-            "import freezer; freezer.load('./artifact', runtime='native')(**{name: x}); assert"
-            " 'torch' not in sys.modules"
-        ),
+        "freezer.load, Inductor's payload",
+        _ARRAYS.format("artifact"),
+    ),
+    "load-onnxruntime": (
+        "freezer.load, ONNX Runtime's payload",
+        _ARRAYS.format("onnxruntime"),
+    ),
+    "load-openvino": (
+        "freezer.load, OpenVINO's payload",
+        _ARRAYS.format("openvino"),
     ),
     "torch": (
         "freezer.load, torch",
@@ -126,8 +141,19 @@ def resnet50() -> Any:
     ).eval()
 
 
+def bert() -> Any:
+    """BERT-base, which the defaults of transformers are, with random weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(transformers.BertConfig()).eval()
+
+
 def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a model's files into a folder: x.npy, artifact/, model.onnx and model.xml."""
+    """Write a model's files into a folder: x.npy, artifact/ (Inductor's), onnxruntime/, openvino/,
+    model.onnx and model.xml.
+    """
     import numpy as np
     import openvino
     import torch
@@ -139,25 +165,24 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
     module_name, function = model.factory.split(":")
     source = getattr(importlib.import_module(module_name), function)()
     random_values = np.random.default_rng(0)
-    x = (
-        random_values.integers(0, 255, model.shape)
-        if model.dtype == "uint8"
-        else random_values.standard_normal(model.shape)
-    )
+    x: Any = random_values.integers(0, 255, model.shape)
+    if model.dtype == "float32":
+        x = random_values.standard_normal(model.shape)
     np.save(folder / "x.npy", x.astype(model.dtype))
     example = {model.name: torch.from_numpy(x.astype(model.dtype))}
-    options = freezer.FreezeOptions(
-        name=job["model"],
-        recipes=["inductor-frozen"],
-        num_threads=available_cpus(),
-        limits=freezer.Limits(speedup_min=0.0),
-        policy=freezer.SamplingPolicy(
-            time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
-        ),
-    )
-    result = freezer.freeze(source, example, out=folder / "artifact", options=options)
-    if result.artifact is None:
-        raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
+    for recipe, out in RECIPES.items():
+        options = freezer.FreezeOptions(
+            name=job["model"],
+            recipes=[recipe],
+            num_threads=available_cpus(),
+            limits=freezer.Limits(speedup_min=0.0),
+            policy=freezer.SamplingPolicy(
+                time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+            ),
+        )
+        result = freezer.freeze(source, example, out=folder / out, options=options)
+        if result.artifact is None:
+            raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
     with torch.no_grad():
         program = torch.export.export(source, (), example)
         torch.onnx.export(
@@ -174,19 +199,47 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": result.verdict}
 
 
+RECIPES: Mapping[str, str] = {
+    "inductor-frozen": "artifact",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+}
+"""Folders of a model's artifacts by recipe."""
+
+
 JOBS = {"prepare": prepare}
 
 
-def first_answer_s(entrant: str, model: Model, folder: Path) -> float:
-    """Seconds from the start of a process to its first answer.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The start of a process.
+
+    Attributes:
+        seconds: from its start to its first answer.
+        resident_mb: resident memory after the answer, in 1e6 bytes.
+    """
+
+    seconds: float
+    resident_mb: float
+
+
+def started(entrant: str, model: Model, folder: Path, python: str) -> Start:
+    """Start a process, and wait for its first answer.
+
+    Args:
+        entrant: one of ENTRANTS.
+        model: the model to start.
+        folder: folder of its files.
+        python: interpreter of the entrants that need no torch.
 
     Raises:
         RuntimeError: it did not answer; the message has the end of its output.
     """
+    script = ENTRANTS[entrant][1]
     command = [
-        sys.executable,
+        sys.executable if "torch;" in script or entrant == "native" else python,
         "-c",
-        _BEGIN + ENTRANTS[entrant][1] + _END,
+        _BEGIN + script + _END,
         model.name,
         model.factory,
     ]
@@ -195,17 +248,17 @@ def first_answer_s(entrant: str, model: Model, folder: Path) -> float:
         "PYTHONPATH": str(ROOT),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
-    started = time.perf_counter()
-    child = subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    pipe = subprocess.PIPE
+    begun = time.perf_counter()
+    child = subprocess.Popen(command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
     assert child.stdout is not None
     line = child.stdout.readline()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - begun
+    memory = Path(f"/proc/{child.pid}/statm").read_text().split()
     _, errors = child.communicate(timeout=TIMEOUT_S)
     if not line.startswith(ANSWERED):
         raise RuntimeError(f"{entrant} did not answer: {errors.decode(errors='replace')[-1000:]}")
-    return seconds
+    return Start(seconds=seconds, resident_mb=int(memory[1]) * os.sysconf("SC_PAGESIZE") / 1e6)
 
 
 def main() -> None:
@@ -219,7 +272,7 @@ def main() -> None:
         )
     for name in models:
         _prepared(given.work / name, name)
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Start]] = defaultdict(list)
     problems: dict[tuple[str, str], str] = {}
     for repeat in range(-1, given.repeats):  # the first fills caches
         cells = [
@@ -231,18 +284,19 @@ def main() -> None:
         random.shuffle(cells)
         for model, entrant in cells:
             try:
-                seconds = first_answer_s(entrant, MODELS[model], given.work / model)
+                start = started(entrant, MODELS[model], given.work / model, given.python)
             except RuntimeError as error:
                 problems[model, entrant] = str(error)
                 print(f"{model}: {error}", file=sys.stderr, flush=True)
                 continue
             print(
-                f"{model}: {entrant}: {seconds:.2f} s" + (" (not counted)" if repeat < 0 else ""),
+                f"{model}: {entrant}: {start.seconds:.2f} s, {start.resident_mb:.0f} MB"
+                + (" (not counted)" if repeat < 0 else ""),
                 file=sys.stderr,
                 flush=True,
             )
             if repeat >= 0:
-                found[model, entrant].append(seconds)
+                found[model, entrant].append(start)
     text = "\n".join(_page(models, entrants, found, given.repeats)) + "\n"
     out = given.out or results_page("cold-start")
     write_whole(out, text.encode())
@@ -265,6 +319,9 @@ def _arguments() -> argparse.Namespace:
         default=WORK,
         help="folder for the models' files",
     )
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter of an environment without torch"
+    )
     parser.add_argument("--out", type=Path, help="Markdown file; default: in benchmarks/results")
     return parser.parse_args()
 
@@ -286,7 +343,7 @@ def _prepared(folder: Path, name: str) -> None:
 def _page(
     models: Sequence[str],
     entrants: Sequence[str],
-    found: Mapping[tuple[str, str], Sequence[float]],
+    found: Mapping[tuple[str, str], Sequence[Start]],
     repeats: int,
 ) -> list[str]:
     """The lines of the page."""
@@ -306,8 +363,8 @@ def _page(
         f"- {', '.join(f'{name} {version}' for name, version in peers.items())}",
         "",
         (
-            f"Seconds from the start of a process to its first answer: median of {repeats} (least"
-            " to greatest). Every"
+            f"Seconds from the start of a process to its first answer, and MB resident then: median"
+            f" of {repeats} (least to greatest). Every"
         ),
         (
             "entrant at its defaults, float32, batch 1, files in the page cache; caches of"
@@ -322,10 +379,13 @@ def _page(
     ]
 
 
-def _cell(seconds: Sequence[float]) -> str:
-    if not seconds:
+def _cell(starts: Sequence[Start]) -> str:
+    if not starts:
         return "did not answer"
-    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+    seconds = [start.seconds for start in starts]
+    resident_mb = statistics.median(start.resident_mb for start in starts)
+    spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+    return f"{statistics.median(seconds):.2f} ({spread}), {resident_mb:.0f} MB"
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from freezer.errors import (
     NotPublishedError,
     StoreUnreachableError,
     UsageError,
+    without_torch,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +86,12 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'freezer' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise without_torch(f"freezer.{name}") from None
     return getattr(module, name)
 
 

@@ -298,9 +298,8 @@ class Refusal:
     Attributes:
         rung: its device class.
         reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`,
-            `runtime_missing`, `not_native`, `torch_too_old`, `torch_untried`, `unsigned`,
-            `rolled_back`, `tampered`, `does_not_open`, `canary`, or one of
-            serving/compatibility.py.
+            `runtime_missing`, `torch_too_old`, `torch_untried`, `unsigned`, `rolled_back`,
+            `tampered`, `does_not_open`, `canary`, or one of serving/compatibility.py.
         got, expected: what was found, and what the artifact needs.
     """
 
@@ -322,6 +321,7 @@ LEAST = {
     "openvino": "2025.0",
     "pyarrow": "18",
     "requests": "2.32",
+    "torch": "2.11",
     "torchao": "0.18",
     "transformers": "4.56",
 }
@@ -336,3 +336,10 @@ def install_command(*names: str, **needed: str) -> str:
     """
     least = LEAST | needed
     return shlex.join(["pip", "install", *(f"{name}>={least[name]}" for name in names)])
+
+
+def without_torch(what: str) -> MissingDependencyError:
+    """The error for something that needs torch, where it is not installed."""
+    return MissingDependencyError(
+        f"{what} needs torch, which is not installed; {install_command('torch')}"
+    )

@@ -1,4 +1,5 @@
-"""Loader that MLflow's pyfunc calls for a registered artifact. Imports no mlflow.
+"""Loader that MLflow's pyfunc calls for a registered artifact. Imports no mlflow, and torch only if
+a payload needs it.
 
     model = mlflow.pyfunc.load_model("models:/resnet50@cpu-x86-64-v4")
     model.predict({"pixel_values": array})
@@ -14,10 +15,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from freezer.artifact import (
     GOLDEN_INPUTS,
@@ -31,14 +31,10 @@ from freezer.artifact import (
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.files import read_document, scratch_folder
-from freezer.runtime.contract import InputBinding, input_error
-from freezer.runtime.frozen_model import FrozenModel
+from freezer.runtime.arrays import Array
+from freezer.runtime.contract import InputBinding, OpenModel
 from freezer.serving.load import load
 from freezer.spec import TensorSpec
-from freezer.store import Store
-
-if TYPE_CHECKING:
-    import numpy as np
 
 STORE_POINTER = "store.json"
 """File in place of an artifact that stays in its store: a `StorePointer`."""
@@ -81,6 +77,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
             threads=config.get("threads"),
             limit_isa=bool(config.get("limit_isa")),
             device=config.get("device"),
+            arrays="numpy",
         )
     return PyfuncModel(model)
 
@@ -95,6 +92,8 @@ def _fetch(
     Raises:
         IntegrityError: the store has another artifact.
     """
+    from freezer.store import Store
+
     store = Store.open(pointer.store)
     name = pointer.device_class
     version = store.version(f"{pointer.model}:{pointer.version}")
@@ -124,10 +123,10 @@ class PyfuncModel:
     """A frozen model behind pyfunc's `predict`.
 
     Attributes:
-        model: the frozen model.
+        model: the frozen model, which returns numpy arrays.
     """
 
-    def __init__(self, model: FrozenModel) -> None:
+    def __init__(self, model: OpenModel) -> None:
         self.model = model
         self._binding = InputBinding(model.inputs)
 
@@ -155,12 +154,10 @@ class PyfuncModel:
         named = _by_name(model_input, specs, loose=loose)
         leaves = self._binding.bind((), named)
         for path in specs.keys() & leaves.keys():
-            value = _tensor(leaves[path], specs[path], loose=loose)
-            leaves[path] = value.to(self.model.device) if isinstance(value, Tensor) else value
-        result = self.model(**leaves)
-        return _to_numpy(result)
+            leaves[path] = _converted(leaves[path], specs[path], loose=loose)
+        return self.model(**leaves)
 
-    def get_raw_model(self) -> FrozenModel:
+    def get_raw_model(self) -> OpenModel:
         """The frozen model, for `get_raw_model` of MLflow's PyFuncModel."""
         return self.model
 
@@ -188,35 +185,24 @@ def _by_name(
     return dict.fromkeys(specs, values)
 
 
-def _tensor(value: object, spec: TensorSpec, *, loose: bool) -> object:
-    """Convert an array to a tensor of the contract's dtype; other values are returned unchanged."""
-    import numpy as np
-
-    if not isinstance(value, np.ndarray | np.generic):
-        return value
-    array = np.asarray(value)
-    if spec.dtype == "bfloat16" or not _converts(array, np.dtype(spec.dtype), loose=loose):
-        raise input_error(
-            spec,
-            f"got dtype {array.dtype}, expected {spec.dtype}; convert it with"
-            f" .astype({spec.dtype!r}), or pass a tensor",
-        )
-    # torch does not share read-only memory.
-    plain = array.astype(spec.dtype, order="C", copy=not array.flags.writeable)
-    return torch.from_numpy(plain)
+def _converted(value: object, spec: TensorSpec, *, loose: bool) -> object:
+    """Convert an array to the contract's dtype; other values are returned unchanged."""
+    if isinstance(value, np.ndarray | np.generic) and spec.dtype != "bfloat16":
+        dtype = np.dtype(spec.dtype)
+        if _converts(np.asarray(value), dtype, loose=loose):
+            return value.astype(dtype)
+    return value
 
 
 def _converts(
-    array: np.ndarray,
-    dtype: np.dtype,
+    array: Array,
+    dtype: np.dtype[Any],
     *,
     loose: bool,
 ) -> bool:
     """Whether an array can be converted to another dtype of the same kind without changing
     values.
     """
-    import numpy as np
-
     integral = array.dtype.kind in "iu" and dtype.kind in "iu"
     if array.dtype.kind != dtype.kind and not integral:
         return False
@@ -225,15 +211,3 @@ def _converts(
     if integral:
         return loose and np.array_equal(array.astype(dtype), array)
     return loose and dtype.kind == "f"
-
-
-def _to_numpy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        tensor = value.float() if value.dtype == torch.bfloat16 else value
-        return tensor.detach().cpu().numpy()
-    if isinstance(value, Mapping):
-        return {name: _to_numpy(part) for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        make = getattr(value, "_make", type(value))  # of a named tuple
-        return make(map(_to_numpy, value))
-    return value

@@ -93,6 +93,11 @@ def check_torch(_: CheckRequest) -> Iterator[Finding]:
     """Whether torch can be imported, and its build."""
     from freezer.freezing.environment import torch_versions
 
+    if find_spec("torch") is None:
+        text = "not installed; artifacts of ONNX Runtime and OpenVINO serve without it"
+        yield Finding("torch", text, "warning", install_command("torch"))
+        return
+
     try:
         versions = torch_versions()
     except Exception as error:  # a missing library, another ABI of numpy, a broken installation

@@ -66,7 +66,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"coldpress {version('coldpress')}, torch {version('torch')}")
+        torch = version("torch") if find_spec("torch") else "not installed"
+        say(f"coldpress {version('coldpress')}, torch {torch}")
         raise typer.Exit
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from freezer.codec import finite
-from freezer.errors import FAILED, INTERRUPTED, ColdpressError
+from freezer.errors import FAILED, INTERRUPTED, USAGE, ColdpressError, without_torch
 from freezer.progress import transfers
 
 console = Console()
@@ -107,6 +107,11 @@ def exiting(*, refused: int = FAILED, interrupted: str | None = None) -> Iterato
     except ColdpressError as error:
         say_error(error)
         sys.exit(refused if error.exit_code == FAILED else error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        say_error(without_torch("this command"))
+        sys.exit(USAGE)
     except KeyboardInterrupt:
         if interrupted is None:
             raise

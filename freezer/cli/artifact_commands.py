@@ -41,9 +41,8 @@ from freezer.hardware import DEVICE_CLASSES, detect, node_expressions
 from freezer.spec import text_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from freezer.runtime.frozen_model import FrozenModel
+    from freezer.runtime.arrays import Array
+    from freezer.runtime.contract import OpenModel
     from freezer.serving.verify import Verification
 
 
@@ -159,38 +158,40 @@ def run(
         device=device,
         trusted_keys=key or (),
         min_version=min_version,
+        arrays="numpy",
     )
     outputs = _outputs(model, read_inputs(input_, model.inputs))
-    for name, tensor in outputs.items():
-        values = tensor.flatten()[:NUM_VALUES]
-        say(f"{name}: {tensor.dtype} {list(tensor.shape)}, first values {values}")
+    _print_outputs(outputs)
     if output is not None:
         _write(outputs, output)
 
 
-def _write(outputs: dict[str, Tensor], output: Path) -> None:
-    from freezer.runtime.tensor_files import save_tensors
+def _print_outputs(outputs: Mapping[str, Array]) -> None:
+    from freezer.runtime.arrays import name_of, widened
+
+    for name, array in outputs.items():
+        values = widened(array).flatten()[:NUM_VALUES]
+        say(f"{name}: {name_of(array.dtype)} {list(array.shape)}, first values {values}")
+
+
+def _write(outputs: dict[str, Array], output: Path) -> None:
+    from freezer.runtime.tensor_files import array_bytes
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output, None) as partial:
-            save_tensors(outputs, partial)
+            partial.write_bytes(array_bytes(outputs))
     except OSError as error:
         raise UsageError(f"--output {output} cannot be written: {error}") from error
     say(f"wrote {', '.join(outputs)} to {output}")
 
 
-def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The outputs for all input sets, on the CPU; those of several sets are named `0/NAME`,
-    `1/NAME`, ...
-    """
-    from freezer.runtime.devices import tensors_on
-    from freezer.runtime.tensors import leaves_of
-
-    outputs: dict[str, Tensor] = {}
-    for index, tensors in enumerate(sets):
+def _outputs(model: OpenModel, sets: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The outputs for all input sets; those of several sets are named `0/NAME`, `1/NAME`, ..."""
+    outputs: dict[str, Array] = {}
+    for index, arrays in enumerate(sets):
         try:
-            answer = model(**tensors_on(tensors, model.device))
+            leaves = model.leaves(**arrays)
         except ColdpressError:
             raise
         except Exception as error:  # a payload may raise anything
@@ -198,8 +199,8 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
                 f"input set {index}: the model fails: {type(error).__name__}: {first_line(error)};"
                 " compare its values with those that the source model takes"
             ) from error
-        for spec, leaf in zip(model.outputs, leaves_of(answer), strict=True):
-            outputs[f"{index}/{spec.name}" if len(sets) > 1 else spec.name] = leaf.cpu()
+        for spec, leaf in zip(model.outputs, leaves, strict=True):
+            outputs[f"{index}/{spec.name}" if len(sets) > 1 else spec.name] = leaf
     return outputs
 
 

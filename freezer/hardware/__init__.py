@@ -36,6 +36,7 @@ from freezer.hardware.node_labels import node_expressions
 from freezer.hardware.resources import (
     available_cpus,
     counts_within,
+    default_threads,
     machine_bytes,
     own_process,
     peak_bytes,
@@ -60,6 +61,7 @@ __all__ = [
     "counts_within",
     "cuda_needs",
     "cuda_version",
+    "default_threads",
     "describe_host",
     "detect",
     "device_class",

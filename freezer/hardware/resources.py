@@ -26,6 +26,20 @@ def available_cpus(root: Path = ROOT) -> int:
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
+def default_threads(root: Path = ROOT) -> int:
+    """Number of threads that torch computes with by default: OMP_NUM_THREADS, or else one for each
+    physical core that this process may use.
+    """
+    asked, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
+    if asked.isdecimal():
+        return int(asked)
+    cores: set[str] = set()
+    for cpu in os.sched_getaffinity(0):
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        cores.add(_text(path) or str(cpu))
+    return len(cores)
+
+
 def thread_budget(num_threads: int, root: Path = ROOT) -> int:
     """Limit torch's number of threads to the available CPUs."""
     return max(1, min(num_threads, available_cpus(root)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,12 @@ class OpenPayload:
     run: Runner
 
 
-class OpenModel:
+class OpenModel(ABC):
     """A model behind its input contract.
+
+    Attributes:
+        preserved: preserved attributes and methods by name; of a FrozenModel.
+        device: that inputs must be on; of a FrozenModel.
 
     Args:
         spec: the input spec.
@@ -81,6 +86,8 @@ class OpenModel:
         ladder: artifacts that were refused before this one at load.
     """
 
+    preserved: Any
+    device: Any
     _follow: Callable[..., Any] | None = None
 
     def __init__(
@@ -102,6 +109,16 @@ class OpenModel:
         self._process_id = os.getpid()
         self._rebuild = functools.partial(unflatten, structure)
 
+    @abstractmethod
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+        """The model's result."""
+
+    @abstractmethod
+    def leaves(self, /, *args: object, **kwargs: object) -> Sequence[Any]:
+        """The outputs of a call in the order of `outputs`: tensors, or arrays with bfloat16 as
+        BFLOAT16. Raises as a call does.
+        """
+
     def payload_for(self, shape: Mapping[str, int]) -> Payload:
         """The open payload that serves inputs of these sizes.
 
@@ -116,6 +133,14 @@ class OpenModel:
         if set(shape) != set(dims):
             raise ContractError(f"got sizes of {sorted(shape)}, expected those of {dims}")
         return self._choose(shape).payload
+
+    def result_of(self, leaves: Iterable[Any]) -> Any:
+        """The result of a call by its outputs in order."""
+        return self._rebuild(leaves)
+
+    def named(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """The inputs of a call by path; their values are not checked."""
+        return self._binding.bind(args, kwargs)
 
     def sizes_of(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, int]:
         """The sizes of the declared dims in the inputs of a call."""

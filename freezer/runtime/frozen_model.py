@@ -8,21 +8,25 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
+from freezer.runtime.arrays import widened
 from freezer.runtime.contract import OpenModel, OpenPayload, check_indices, input_error
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
+from freezer.runtime.native import checked_array
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
-from freezer.runtime.tensors import address_of, dtype_name, leaves_of
+from freezer.runtime.tensors import address_of, dtype_name, leaves_of, to_array, to_tensor
 from freezer.runtime.torch_settings import (
     default_context,
     full_on_gpu,
@@ -45,12 +49,14 @@ class CallOptions:
         num_threads: for payloads that fit any thread count; None for the calling thread's own.
         device: that inputs must be on: the CPU, or a GPU with its index.
         precision: of the recipe; a GPU multiplies float32 in TF32 if it is `tf32`.
+        as_numpy: return numpy arrays; bfloat16, which numpy lacks, as float32.
     """
 
     preserve: Sequence[str] = ()
     num_threads: int | None = None
     device: torch.device = CPU
     precision: str = FLOAT32
+    as_numpy: bool = False
 
 
 class FrozenModel(OpenModel):
@@ -58,9 +64,11 @@ class FrozenModel(OpenModel):
 
     Inputs are given by name, or by position in the order of `inputs`; tensors within tuples, lists
     and dicts as in the source model, or each by its path (`**{"state.0": h}`). Lists and tuples are
-    interchangeable. Names, dtypes, devices, ranks and sizes are checked, and tensors are made
-    contiguous, as payloads require. The result has the structure of the source model's; a dataclass
-    or ModelOutput is returned as a mapping with the same attributes, keys and positions.
+    interchangeable. In place of tensors it takes anything that has `__dlpack__` or `__array__`;
+    numpy arrays are copied to the device. Names, dtypes, devices, ranks and sizes are checked, and
+    tensors are made contiguous, as payloads require. The result has the structure of the source
+    model's; a dataclass or ModelOutput is returned as a mapping with the same attributes, keys and
+    positions.
 
     A call is served by the most specific payload for its sizes (`payload_for`), with that payload's
     thread count; the calling thread's own count is restored afterwards. On a GPU, inputs and
@@ -119,6 +127,7 @@ class FrozenModel(OpenModel):
         self.training = False
         self.device = options.device
         self._num_threads = options.num_threads
+        self._as_numpy = options.as_numpy
         self._on_cpu = options.device.type == "cpu"
         self._on_gpu = tf32_on_gpu() if options.precision == "tf32" else full_on_gpu()
         self._own = set().union(*(own_memory(opened.run) for opened in payloads))
@@ -143,11 +152,25 @@ class FrozenModel(OpenModel):
             ContractError: an input is missing, unknown, or does not meet the contract; with the
                 code CP-FROZEN, an engine or a GPU was opened before the process was forked.
         """
-        if self._process_id != os.getpid():
-            return self._call_after_fork(args, kwargs)
-        return self._answer(args, kwargs)
+        return self.result_of(self.leaves(*args, **kwargs))
 
-    def _answer(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def result_of(self, leaves: Iterable[Any]) -> Any:
+        """See OpenModel."""
+        return self._rebuild(map(widened, leaves) if self._as_numpy else leaves)
+
+    def leaves(
+        self,
+        /,
+        *args: object,
+        **kwargs: object,
+    ) -> Sequence[Any]:
+        """The outputs in the order of `outputs`; see OpenModel."""
+        is_forked = self._process_id != os.getpid()
+        answer = self._answer_after_fork if is_forked else self._answer
+        outputs = answer(args, kwargs)
+        return [to_array(output) for output in outputs] if self._as_numpy else outputs
+
+    def _answer(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Sequence[Tensor]:
         tensors, point = self._binding.leaves(args, kwargs, self._check)
         opened = self._choose(point)
         num_threads = opened.payload.num_threads or self._num_threads
@@ -156,7 +179,9 @@ class FrozenModel(OpenModel):
         with threads(num_threads):
             return self._run(opened, tensors)
 
-    def _call_after_fork(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+    def _answer_after_fork(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Sequence[Tensor]:
         """Answer in a thread of this process, since OpenMP waits for ever in the thread that
         forked: each thread has threads of its own for torch's payloads, those of engines are gone.
         """
@@ -209,10 +234,7 @@ class FrozenModel(OpenModel):
     ) -> Tensor:
         """An input as a payload may read it."""
         if not isinstance(value, Tensor):
-            got = "nothing" if value is None else type(value).__name__
-            raise input_error(
-                spec, f"got {got}, expected a tensor of {spec.dtype} {list(spec.shape)}"
-            )
+            value = self._tensor_of(spec, value)
         here = value.is_cpu if self._on_cpu else value.device == self.device
         dtype = getattr(torch, spec.dtype)
         if value.dtype is not dtype or not here or value.layout is not torch.strided:
@@ -225,24 +247,31 @@ class FrozenModel(OpenModel):
             value = value.resolve_conj().resolve_neg()
         return value if value.is_contiguous() else value.contiguous()
 
+    def _tensor_of(self, spec: TensorSpec, value: Any) -> Tensor:
+        """A tensor made of an array, or of another library's tensor."""
+        is_array = isinstance(value, np.ndarray | np.generic)
+        if self._on_cpu or is_array or not hasattr(value, "__dlpack__"):
+            return to_tensor(checked_array(spec, value)).to(self.device)
+        return from_dlpack(value)
+
     def _run(
         self,
         opened: OpenPayload,
         tensors: list[Tensor],
-    ) -> Any:
+    ) -> Sequence[Tensor]:
         with torch.no_grad(), default_context(self.device):
             if self._on_cpu:
-                outputs = self._leaves(opened, tensors)
+                outputs = self._outputs(opened, tensors)
                 if self._own:
                     outputs = [
                         output.clone() if address_of(output) in self._own else output
                         for output in outputs
                     ]
-                return self._rebuild(outputs)
+                return outputs
             with current(self.device), self._on_gpu:
-                return self._rebuild(self._leaves(opened, tensors))
+                return self._outputs(opened, tensors)
 
-    def _leaves(
+    def _outputs(
         self,
         opened: OpenPayload,
         tensors: list[Tensor],

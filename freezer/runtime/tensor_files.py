@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import deserialize, safe_open
 
 from freezer.errors import ContractError, IntegrityError, SpecError, first_line
-from freezer.runtime.native import Array
+from freezer.runtime.arrays import Array, dtype_of, name_of
 from freezer.spec import (
     COMPLEX128,
+    DTYPES,
+    SAFETENSORS,
     Headers,
     InputSpec,
     as_sets,
+    header_of,
     match_headers,
     pairs_in,
     read_header,
@@ -32,17 +35,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Shaped(Protocol):
-    """A tensor or an array."""
+_LENGTH_BYTES = 8
+"""Size of the header's length, with which a .safetensors file begins."""
 
-    @property
-    def shape(self) -> Sequence[int]:
-        """Sizes of the dims."""
+_KINDS, _NAMES = tuple(SAFETENSORS), tuple(SAFETENSORS.values())
 
-
-_Value = TypeVar("_Value", bound=Shaped)
-_Load = Callable[[Path], dict[str, _Value]]
-"""Reads a .safetensors file: `load_tensors` or `load_arrays`."""
+_Content = TypeVar("_Content")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -69,19 +67,55 @@ def load_arrays(path: Path) -> dict[str, Array]:
     """The arrays of a .safetensors file, by name.
 
     Raises:
-        SafetensorError, OSError, ValueError, TypeError: it cannot be read, or has a dtype that
-            numpy lacks.
+        SafetensorError, OSError, ValueError: it cannot be read, or has another dtype than
+            contracts have.
     """
+    return arrays_in(path.read_bytes())
+
+
+def arrays_in(data: bytes) -> dict[str, Array]:
+    """The arrays in the bytes of a .safetensors file by name, bfloat16 as BFLOAT16.
+
+    Raises:
+        SafetensorError, ValueError: it is not such a file, or has another dtype than contracts
+            have.
+    """
+    stored = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    pairs = pairs_in(header.get("__metadata__"))
     arrays: dict[str, Array] = {}
-    with safe_open(path, framework="np") as file:
-        pairs = pairs_in(file.metadata())
-        for name in file.keys():  # noqa: SIM118  # not a mapping
-            array = file.get_tensor(name)
-            if name in pairs:
-                numbers = np.ascontiguousarray(array).view(np.complex128)
-                array = numbers[..., 0]
-            arrays[name] = array
+    for name, entry in stored.items():
+        dtype, shape = header_of(entry["dtype"], entry["shape"], paired=name in pairs)
+        if dtype not in DTYPES:
+            raise ValueError(f"{name} has dtype {dtype}, expected one of {', '.join(DTYPES)}")
+        arrays[name] = np.ndarray(shape, dtype_of(dtype), buffer=entry["data"])
     return arrays
+
+
+def array_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """The bytes of a .safetensors file with arrays of DTYPES; the library writes no bfloat16
+    without torch.
+    """
+    stored = dict(arrays)
+    header: dict[str, Any] = {}
+    pairs = [name for name, array in arrays.items() if array.dtype == np.complex128]
+    for name in pairs:
+        stored[name] = np.asarray(arrays[name], order="C")[..., None].view(np.float64)
+        header["__metadata__"] = {COMPLEX128: json.dumps(pairs)}
+    ranks = {name: _NAMES.index(name_of(array.dtype)) for name, array in stored.items()}
+    data = bytearray()
+    for name in sorted(stored, key=lambda name: (ranks[name], name)):
+        begin = len(data)
+        data += stored[name].tobytes()
+        header[name] = {
+            "dtype": _KINDS[ranks[name]],
+            "shape": stored[name].shape,
+            "data_offsets": [begin, len(data)],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data
 
 
 def save_tensors(
@@ -94,20 +128,9 @@ def save_tensors(
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of the file that `save_tensors` writes."""
-    import torch
-    from safetensors.torch import save
+    from freezer.runtime.tensors import to_array
 
-    pairs: list[str] = []
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        copied = plain.clone(memory_format=torch.contiguous_format)
-        if copied.dtype == torch.complex128:
-            pairs.append(name)
-            copied = torch.view_as_real(copied)
-        stored[name] = copied
-    metadata = {COMPLEX128: json.dumps(pairs)} if pairs else None
-    return bytes(save(stored, metadata))
+    return array_bytes({name: to_array(tensor) for name, tensor in tensors.items()})
 
 
 def read_samples(path: Path) -> list[dict[str, Tensor]]:
@@ -121,21 +144,34 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
     """
     import torch
 
+    return as_sets(path, _content(path, load_tensors, torch.from_numpy))
+
+
+def _content(
+    path: Path,
+    load: Callable[[Path], dict[str, _Content]],
+    convert: Callable[[Array], _Content],
+) -> dict[str, _Content]:
+    """The content of a file of samples by key.
+
+    Args:
+        path: the file.
+        load: reads a .safetensors file.
+        convert: converts an array of an .npz file.
+    """
     try:
         if path.suffix == ".safetensors":
-            flat = load_tensors(path)
-        elif path.suffix == ".npz":
+            return load(path)
+        if path.suffix == ".npz":
             # The file is opened here, because np.load would leak its own for a damaged file.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                flat = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-        else:
-            raise ValueError(f"suffix {path.suffix!r} is unknown")
+                return {name: convert(arrays[name]) for name in arrays.files}
+        raise ValueError(f"suffix {path.suffix!r} is unknown")
     except Exception as error:  # numpy, zipfile and safetensors share no base class
         raise unreadable(path, error) from error
-    return as_sets(path, flat)
 
 
-def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Tensor]]:
+def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Array]]:
     """The input sets of a file for a model. A file that does not fit is not read into memory.
 
     Raises:
@@ -143,7 +179,7 @@ def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Tensor]]:
         ContractError: names, dtypes or shapes differ from the spec.
     """
     check_fit(read_header(path), spec, path)
-    return read_samples(path)
+    return as_sets(path, _content(path, load_arrays, np.asarray))
 
 
 def check_fit(sets: Sequence[Headers], spec: InputSpec, origin: object) -> None:
@@ -162,16 +198,15 @@ def golden_sets(
     path: Path,
     names: Sequence[str],
     num_sets: int,
-    load: _Load[_Value],
-) -> list[dict[str, _Value]]:
+) -> list[dict[str, Array]]:
     """Read a golden file, whose digest was verified: every set by input or output name.
 
     Raises:
         IntegrityError: it cannot be read, or lacks a tensor.
     """
-    sets: list[dict[str, _Value]] = []
+    sets: list[dict[str, Array]] = []
     try:
-        stored = load(path)
+        stored = load_arrays(path)
         for index in range(num_sets):
             sets.append({name: stored[f"{index}/{name}"] for name in names})
     except Exception as error:  # numpy and safetensors share no base class

@@ -7,12 +7,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from freezer.compare import Values
 from freezer.errors import CaptureError
+from freezer.runtime.arrays import BFLOAT16, Array
 from freezer.spec import OutputSpec, OutputStructure
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -22,15 +24,30 @@ _NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 def values_of(tensor: Tensor) -> Values:
     """The values of a tensor on the CPU; bfloat16 and other dtypes that numpy lacks are widened."""
-    held = tensor.detach().resolve_conj().resolve_neg()
+    held = tensor
     if held.dtype is torch.complex32:
         held = held.to(torch.complex64)
     elif held.is_floating_point() and held.dtype not in _NUMPY_FLOATS:
         held = held.to(torch.float32)
     return Values(
-        array=held.numpy(),
+        array=held.numpy(force=True),
         dtype=str(tensor.dtype).removeprefix("torch."),
     )
+
+
+def to_array(tensor: Tensor) -> Array:
+    """A tensor as an array, on its memory if that is on the CPU; bfloat16 as BFLOAT16."""
+    if tensor.dtype is torch.bfloat16:
+        return to_array(tensor.detach().view(torch.int16)).view(BFLOAT16)
+    array: Array = tensor.numpy(force=True)
+    return array
+
+
+def to_tensor(array: Array) -> Tensor:
+    """An array as a tensor on its memory, which must be writable."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def comparable(tensor: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """The canary: run the golden inputs on the machine that will serve, and apply the gate's formula to
-the outputs.
-
-Imports torch only to run a model of torch.
+the outputs. Imports torch only if the outputs are tensors.
 """
 
 from __future__ import annotations
@@ -9,8 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
+
+import numpy as np
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Manifest, Payload
 from freezer.compare import (
@@ -25,12 +24,9 @@ from freezer.compare import (
     pooled,
 )
 from freezer.errors import CanaryError, IntegrityError
-from freezer.runtime.tensor_files import Shaped, golden_sets, load_tensors
-
-if TYPE_CHECKING:
-    from freezer.runtime.frozen_model import FrozenModel
-
-_Value = TypeVar("_Value", bound=Shaped)
+from freezer.runtime.arrays import Array, name_of, widened
+from freezer.runtime.contract import OpenModel
+from freezer.runtime.tensor_files import golden_sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +42,7 @@ class CanaryFigure:
 
 def run_canary(
     artifact: Artifact,
-    model: FrozenModel,
+    model: OpenModel,
     *,
     smallest: bool = False,
 ) -> list[CanaryFigure]:
@@ -61,11 +57,8 @@ def run_canary(
     Raises:
         CanaryError: an output differs from the golden one.
     """
-    from freezer.runtime.devices import tensors_on
-    from freezer.runtime.tensors import leaves_of, values_of
-
     manifest = artifact.manifest
-    inputs = golden_inputs(artifact, load_tensors)
+    inputs = golden_inputs(artifact)
     reset = manifest.recipe.reset
     indices: Sequence[int] = range(len(inputs))
     rounds = [indices]
@@ -77,42 +70,38 @@ def run_canary(
     def answer(index: int) -> list[Values]:
         if index and reset:
             model.preserved[reset]()
-        tensors = tensors_on(inputs[index], model.device)
-        return [values_of(leaf.cpu()) for leaf in leaves_of(model(**tensors))]
+        return [values_of_output(leaf) for leaf in model.leaves(**inputs[index])]
 
-    golden = golden_outputs(artifact, load_tensors, values_of)
-    return passing_figures(manifest, golden, answer, rounds)
+    return _passing_figures(manifest, golden_outputs(artifact), answer, rounds)
 
 
-def golden_inputs(
-    artifact: Artifact, load: Callable[[Path], dict[str, _Value]]
-) -> list[dict[str, _Value]]:
-    """The golden inputs of every set, by name.
+def values_of_output(leaf: Any) -> Values:
+    """The values of an output, which is a tensor or an array."""
+    if not isinstance(leaf, np.ndarray):
+        from freezer.runtime.tensors import to_array
 
-    Args:
-        artifact: artifact whose files were verified.
-        load: reads a .safetensors file as tensors or arrays.
-    """
+        leaf = to_array(leaf)
+    return Values(array=widened(leaf), dtype=name_of(leaf.dtype))
+
+
+def golden_inputs(artifact: Artifact) -> list[dict[str, Array]]:
+    """The golden inputs of every set by name, of an artifact whose files were verified."""
     manifest = artifact.manifest
     names = [spec.name for spec in manifest.inputs.tensors]
-    return golden_sets(artifact.folder / GOLDEN_INPUTS, names, len(manifest.golden), load)
+    return golden_sets(artifact.folder / GOLDEN_INPUTS, names, len(manifest.golden))
 
 
-def golden_outputs(
-    artifact: Artifact,
-    load: Callable[[Path], dict[str, _Value]],
-    values_of: Callable[[_Value], Values],
-) -> list[dict[str, Values]]:
-    """The golden outputs of every set by name, converted by `values_of`; see `golden_inputs`."""
+def golden_outputs(artifact: Artifact) -> list[dict[str, Values]]:
+    """The golden outputs of every set by name; see `golden_inputs`."""
     manifest = artifact.manifest
     names = [spec.name for spec in manifest.outputs]
     golden = []
-    for outputs in golden_sets(artifact.folder / GOLDEN_OUTPUTS, names, len(manifest.golden), load):
-        golden.append({name: values_of(value) for name, value in outputs.items()})
+    for outputs in golden_sets(artifact.folder / GOLDEN_OUTPUTS, names, len(manifest.golden)):
+        golden.append({name: values_of_output(array) for name, array in outputs.items()})
     return golden
 
 
-def passing_figures(
+def _passing_figures(
     manifest: Manifest,
     golden: Sequence[Mapping[str, Values]],
     answer: Callable[[int], Sequence[Values]],
@@ -233,7 +222,7 @@ def _figure(
 
 def smallest_sets(
     manifest: Manifest,
-    inputs: Sequence[Mapping[str, Shaped]],
+    inputs: Sequence[Mapping[str, Array]],
     payload_for: Callable[[Mapping[str, int]], Payload],
 ) -> list[int]:
     """The golden set with the fewest elements of each open payload.

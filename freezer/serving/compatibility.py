@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from freezer.artifact import (
+    ENGINES,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     Manifest,
@@ -28,6 +29,9 @@ COMPILED: tuple[PayloadKind, ...] = ("inductor",)
 with a newer torch than they were made with, the canary decides. The others open. None serves with
 an older torch.
 """
+
+WITHOUT_TORCH: tuple[PayloadKind, ...] = (*COMPILED, *ENGINES)
+"""Kinds of payloads for CPUs that are called with arrays without torch in the process."""
 
 
 Problem: TypeAlias = tuple[str, str, str]
@@ -102,29 +106,6 @@ def unserved_gpus(
     return refusals
 
 
-def _wrong_runtime(
-    manifest: Manifest,
-    process: ServingProcess,
-) -> Problem | None:
-    """The native runtime does not serve the artifact."""
-    if process.options.runtime != "native":
-        return None
-    bfloat16 = [spec.name for spec in manifest.inputs.tensors if spec.dtype == "bfloat16"]
-    bfloat16 += [spec.name for spec in manifest.outputs if spec.dtype == "bfloat16"]
-    if _is_for_gpu(manifest):
-        got = "an artifact for a GPU"
-    elif not native_payloads(manifest):
-        kinds = sorted({payload.kind for payload in manifest.payloads})
-        got = f"payloads of {' and '.join(kinds)} only"
-    elif manifest.stateful or manifest.recipe.preserve:
-        got = "a model with state, or with preserved names"
-    elif bfloat16:
-        got = f"bfloat16, which numpy lacks, in {', '.join(bfloat16)}"
-    else:
-        return None
-    return ("not_native", got, "Inductor payloads for CPUs; load(..., runtime='torch')")
-
-
 def _is_for_gpu(manifest: Manifest) -> bool:
     return DEVICE_CLASSES[manifest.device_class].kind == "cuda"
 
@@ -185,13 +166,20 @@ def _wrong_torch(
     manifest: Manifest,
     process: ServingProcess,
 ) -> Problem | None:
-    """The version of torch is older than that of the payloads, or newer and no canary checks it."""
+    """A torch is missing, older than the payloads, or newer and no canary checks it."""
+    opened = payloads_of(manifest, process.options)
+    if process.options.as_numpy and all(payload.kind in ENGINES for payload in opened):
+        return None
+    if not process.torch_version:
+        kinds = " and ".join(sorted({payload.kind for payload in opened}))
+        remedy = install_command("torch", torch=manifest.needs.torch)
+        return ("runtime_missing", "torch not installed", f"torch for {kinds} ({remedy})")
     here = version_tuple(process.torch_version)
     made = version_tuple(manifest.needs.torch)
     got = f"torch {process.torch_version}"
     if here < made:
         return ("torch_too_old", got, f"torch >= {manifest.needs.torch}")
-    unsure = any(payload.kind in COMPILED for payload in manifest.payloads)
+    unsure = any(payload.kind in COMPILED for payload in opened)
     if here == made or process.options.canary or not unsure:
         return None
     expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
@@ -259,7 +247,6 @@ def _wrong_layout(
 
 
 CHECKS: tuple[Callable[[Manifest, ServingProcess], Problem | None], ...] = (
-    _wrong_runtime,
     _wrong_device,
     _wrong_gpu,
     _old_cuda,
@@ -276,8 +263,7 @@ def refusal_of(
     process: ServingProcess,
 ) -> Refusal | None:
     """The first reason against an artifact in a process; None where it serves."""
-    if process.options.runtime == "native" and native_payloads(manifest):
-        manifest = replace(manifest, payloads=native_payloads(manifest))
+    manifest = replace(manifest, payloads=payloads_of(manifest, process.options))
     for check in CHECKS:
         problem = check(manifest, process)
         if problem is not None:
@@ -294,9 +280,23 @@ def limits_for(manifest: Manifest, process: ServingProcess) -> Mapping[str, str]
     return DEVICE_CLASSES[manifest.device_class].limits
 
 
-def native_payloads(manifest: Manifest) -> tuple[Payload, ...]:
-    """The payloads that the native runtime opens."""
-    return tuple(payload for payload in manifest.payloads if payload.kind == "inductor")
+def runs_without_torch(manifest: Manifest, options: LoadOptions) -> bool:
+    """Whether a load opens payloads without torch in the process."""
+    return options.as_numpy and bool(_payloads_without_torch(manifest))
+
+
+def payloads_of(manifest: Manifest, options: LoadOptions) -> tuple[Payload, ...]:
+    """The payloads that a load may open: for arrays only those that need no torch in the process,
+    where there are some.
+    """
+    few = _payloads_without_torch(manifest) if options.as_numpy else ()
+    return few or manifest.payloads
+
+
+def _payloads_without_torch(manifest: Manifest) -> tuple[Payload, ...]:
+    if _is_for_gpu(manifest) or manifest.recipe.preserve:
+        return ()
+    return tuple(payload for payload in manifest.payloads if payload.kind in WITHOUT_TORCH)
 
 
 def needed_files(
@@ -307,8 +307,7 @@ def needed_files(
     """The payloads that a load with this many threads opens, and the paths of all files that it
     reads.
     """
-    payloads = native_payloads(manifest) if options.runtime == "native" else manifest.payloads
-    opened = payloads_within(payloads, num_threads)
+    opened = payloads_within(payloads_of(manifest, options), num_threads)
     golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
     return opened, [*(payload.path for payload in opened), *golden]
 

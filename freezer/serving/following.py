@@ -99,10 +99,10 @@ class WatchedModel:
         if loaded is None:
             raise UsageError(self.problem)
         started = time.perf_counter()
-        result = loaded.model(*args, **kwargs)
+        leaves = loaded.model.leaves(*args, **kwargs)
         if loaded.sentinel is not None:
-            loaded.sentinel.saw(args, kwargs, result, time.perf_counter() - started)
-        return result
+            loaded.sentinel.saw(args, kwargs, leaves, time.perf_counter() - started)
+        return loaded.model.result_of(leaves)
 
     def start(self, every_s: float) -> WatchedModel:
         """Check the store in a thread until `close`, and return this model."""

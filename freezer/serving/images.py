@@ -21,10 +21,11 @@ from freezer.artifact import (
 )
 from freezer.errors import IntegrityError, Refusal, StoreUnreachableError
 from freezer.files import read_document, scratch_folder
-from freezer.store import Store, Version
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    from freezer.store import Store, Version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +111,8 @@ def resolve_reference(
     """
     if folder_of(reference) is not None:
         return None
+    from freezer.store import Store  # a folder needs none of it
+
     opened = Store.open(store or "store")
     return opened, opened.version(str(reference), key)
 

@@ -3,19 +3,20 @@
 1. resolve: a reference names artifacts, in a folder or in a version of a store (images.py).
 2. select: the best artifact that serves this process, by JSON alone (selection.py).
 3. verify: the digests of the files that a call needs, before anything is opened.
-4. open: its payloads, with torch (opening.py) or without (native_load.py); no compiler is used.
+4. open: its payloads, with torch or without (opening.py); no compiler is used.
 5. canary: the golden inputs run on the machine that will serve, and are compared.
 
 If an artifact fails steps 3 to 5, the next compatible one is opened, down to `portable`;
-`model.ladder` records the refusals. This module does not import torch.
+`model.ladder` records the refusals. torch is imported only where a payload or the caller needs it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -30,16 +31,24 @@ from freezer.artifact import (
     read_keys,
     slower_than_eager,
 )
-from freezer.errors import StoreUnreachableError
-from freezer.hardware import PORTABLE, CudaHere, detect, this_host, thread_budget
+from freezer.errors import StoreUnreachableError, without_torch
+from freezer.hardware import (
+    PORTABLE,
+    CudaHere,
+    default_threads,
+    detect,
+    this_host,
+    thread_budget,
+)
 from freezer.serving.compatibility import limits_for, needed_files
 from freezer.serving.images import images_of, resolve_reference
-from freezer.serving.process import LoadOptions, ServingProcess
+from freezer.serving.opening import open_artifact
+from freezer.serving.process import LoadOptions, ServingProcess, has_torch
 from freezer.serving.selection import Selection, failure, in_words, select_image
 
 if TYPE_CHECKING:
+    from freezer.runtime.contract import OpenModel
     from freezer.runtime.frozen_model import FrozenModel
-    from freezer.runtime.native import NativeModel
     from freezer.serving.following import WatchedModel
 
 logger = logging.getLogger("coldpress")
@@ -62,27 +71,26 @@ class LoadKeywords(TypedDict, total=False):
 
 @overload
 def load(
-    reference: str | Path, *, runtime: Literal["torch"] = ..., **keywords: Unpack[LoadKeywords]
+    reference: str | Path, *, arrays: Literal["torch"] = ..., **keywords: Unpack[LoadKeywords]
 ) -> FrozenModel: ...
 
 
 @overload
 def load(
-    reference: str | Path, *, runtime: Literal["native"], **keywords: Unpack[LoadKeywords]
-) -> NativeModel: ...
-
-
-@overload
-def load(
     reference: str | Path,
-    options: LoadOptions,
-) -> FrozenModel | NativeModel: ...
+    options: LoadOptions | None = ...,
+    *,
+    arrays: Literal["numpy"] = ...,
+    runtime: Literal["native"] = ...,
+    **keywords: Unpack[LoadKeywords],
+) -> OpenModel: ...
 
 
 def load(
     reference: str | Path, options: LoadOptions | None = None, **keywords: object
-) -> FrozenModel | NativeModel:
-    """Load the frozen model for this machine.
+) -> OpenModel:
+    """Load the frozen model for this machine: a FrozenModel, or an ArrayModel for arrays if its
+    payloads need no torch.
 
     Args:
         reference: `MODEL`, `MODEL:VERSION` or `MODEL:NAME` in a store, or an artifact folder.
@@ -91,7 +99,7 @@ def load(
 
     Raises:
         UsageError: this process has no such device, or the options do not fit together.
-        MissingDependencyError: the native runtime does not find torch's shared libraries.
+        MissingDependencyError: tensors or a GPU are requested without torch.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
         IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
@@ -125,7 +133,7 @@ def _follow(*given: Any) -> WatchedModel:
     return follow(*given)
 
 
-def _open(selection: Selection) -> FrozenModel | NativeModel:
+def _open(selection: Selection) -> OpenModel:
     """Fetch the files of the chosen artifact that a call needs, verify and open them, and run the
     canary.
 
@@ -141,25 +149,12 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
         os.environ.update(limits_for(manifest, process))
     payloads, paths = needed_files(manifest, process.num_threads, options)
     artifact = image.fetch(paths)
-    model: FrozenModel | NativeModel
-    if options.runtime == "native":
-        from freezer.serving.native_load import open_native
-
-        model = open_native(
-            artifact,
-            process.num_threads,
-            options,
-            ladder=selection.ladder,
-        )
-    else:
-        from freezer.serving.opening import open_artifact
-
-        model = open_artifact(
-            artifact,
-            process.num_threads,
-            options,
-            ladder=selection.ladder,
-        )
+    model = open_artifact(
+        artifact,
+        process.num_threads,
+        options,
+        ladder=selection.ladder,
+    )
     _warn_of_slow_sizes(manifest, payloads)
     return model
 
@@ -185,44 +180,54 @@ def process_here(options: LoadOptions, classes: Iterable[str]) -> ServingProcess
 
     Raises:
         UsageError: this process has no such device.
-        MissingDependencyError: the native runtime does not find torch's shared libraries.
+        MissingDependencyError: tensors or a GPU are requested without torch.
     """
-    cuda, engines = CudaHere(), dict[str, str]()
-    if options.runtime == "native":
-        from freezer.runtime.native import libtorch
-        from freezer.runtime.native import torch_version as native_version
-
-        num_threads, torch_version = libtorch().num_threads, native_version()
-    else:
-        import torch
-
-        from freezer.runtime.devices import cuda_here, with_index
-        from freezer.runtime.torch_settings import own_count
-
-        num_threads, torch_version = own_count(), torch.__version__
-        engines = {name: _version_of(name) for name in ENGINES.values() if find_spec(name)}
-        device = None if options.device is None else with_index(options.device)
-        options = replace(options, device=None if device is None else str(device))
-        if any(name.startswith("cuda-") for name in {*classes} & {*detect().classes}):
-            cuda = cuda_here(device)
-    return ServingProcess(
+    asked_gpu = options.device not in (None, "cpu", "cpu:0")
+    here = [] if options.device else {*classes} & {*detect().classes}
+    on_gpu = asked_gpu or any(name.startswith("cuda-") for name in here)
+    if not has_torch() and (asked_gpu or not options.as_numpy):
+        raise without_torch("arrays='torch', or a GPU,")
+    process = ServingProcess(
         host=this_host(),
         environ=os.environ,
-        num_threads=options.threads or thread_budget(num_threads),
-        torch_version=torch_version,
+        num_threads=0,
+        torch_version="",
         options=options,
-        cuda=cuda,
-        engines=engines,
+        cuda=CudaHere(why_not="torch is not installed"),
+        engines={name: _version_of(name) for name in ENGINES.values() if find_spec(name)},
         trusted_keys=read_keys(options.trusted_keys),
+    )
+    if options.as_numpy and not (on_gpu and has_torch()):
+        from freezer.runtime.native import torch_version
+
+        num_threads = default_threads()
+        process = replace(process, torch_version=torch_version())
+    else:
+        num_threads, process = _with_torch(process, on_gpu)
+    return replace(process, num_threads=options.threads or thread_budget(num_threads))
+
+
+def _with_torch(process: ServingProcess, on_gpu: bool) -> tuple[int, ServingProcess]:
+    """Torch's number of threads, and the process with torch, and with CUDA if a GPU may serve."""
+    import torch
+
+    from freezer.runtime.devices import cuda_here, with_index
+    from freezer.runtime.torch_settings import own_count
+
+    device = None if process.options.device is None else with_index(process.options.device)
+    return own_count(), replace(
+        process,
+        torch_version=torch.__version__,
+        options=replace(process.options, device=None if device is None else str(device)),
+        cuda=cuda_here(device) if on_gpu else CudaHere(),
     )
 
 
 def _version_of(package: str) -> str:
-    """The version of an installed package; other distributions, such as onnxruntime-gpu, may
-    contain it.
+    """The version of an installed package, by the name of its .dist-info folder: importlib.metadata
+    takes 20 ms to import. Other distributions, such as onnxruntime-gpu, may contain it.
     """
-    from importlib import metadata
-
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
+    for folder in sys.path:
+        for info in Path(folder).glob(f"{package}-*.dist-info"):
+            return info.stem.removeprefix(f"{package}-")
     return str(import_module(package).__version__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    return find_spec("torch") is not None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOptions:
     """Options of `load`, `verify` and the speed check.
@@ -21,8 +27,9 @@ class LoadOptions:
     Attributes:
         store: URI of the store; `./store` by default. Ignored for a folder.
         device_class: load only this class; `auto` loads the most specific class that serves.
-        threads: threads that calls may use; by default torch's count in this process, limited by
-            its CPU affinity and the quotas of its control groups. Payloads for exactly this count
+        threads: threads that calls may use; by default torch's count in this process, for `numpy`
+            OMP_NUM_THREADS or one for each physical core, limited by its CPU affinity and the
+            quotas of its control groups. Payloads for exactly this count
             are opened, else those for the largest count below it.
         strict: raise if the first artifact does not serve, instead of trying the next. The error
             also has the refusals of the others by their manifests.
@@ -40,8 +47,11 @@ class LoadOptions:
             folder. To refuse `portable` if a better artifact is missing, name `device_class`.
         key: a user, session or machine. For the share of keys that `prod-canary` has, the version
             of `MODEL:prod-canary` is loaded in place of `MODEL:prod`.
-        runtime: `native` opens Inductor payloads for CPUs without importing torch, for a faster
-            start; arrays are numpy's then. Other artifacts are refused.
+        arrays: what calls return: `torch` for tensors, `numpy` for arrays. Both take anything that
+            has `__dlpack__` or `__array__`. For `numpy`, payloads of ONNX Runtime and OpenVINO, and
+            Inductor's for CPUs, are opened without importing torch. By default `torch` where it is
+            installed, else `numpy`.
+        runtime: `native` is what earlier releases called `arrays="numpy"` on the CPU.
     """
 
     store: str | None = None
@@ -54,20 +64,28 @@ class LoadOptions:
     trusted_keys: Sequence[str | Path] = ()
     min_version: int = 0
     key: str | None = None
-    runtime: Literal["torch", "native"] = "torch"
+    arrays: Literal["torch", "numpy"] | None = None
+    runtime: Literal["torch", "native"] | None = None
 
     def __post_init__(self) -> None:
-        if self.runtime not in ("torch", "native"):
-            raise UsageError(f"got runtime={self.runtime!r}, expected 'torch' or 'native'")
-        if self.runtime == "native" and self.device not in (None, "cpu"):
-            raise UsageError(
-                "runtime='native' runs on the CPU; omit `device`, or use runtime='torch'"
-            )
+        arrays = "numpy" if self.runtime == "native" else self.runtime or self.arrays
+        if arrays not in (None, "torch", "numpy"):
+            raise UsageError(f"got {arrays!r}, expected arrays='torch' or arrays='numpy'")
+        if self.runtime == "native":
+            if self.arrays == "torch" or self.device not in (None, "cpu"):
+                raise UsageError("runtime='native' is for arrays='numpy' on the CPU; omit it")
+            object.__setattr__(self, "device", "cpu")
+        object.__setattr__(self, "arrays", arrays)
         if self.threads is not None and self.threads < 1:
             raise UsageError(
                 f"got threads={self.threads}, expected at least 1, or None for as many as this"
                 " process may use"
             )
+
+    @property
+    def as_numpy(self) -> bool:
+        """Whether calls return numpy arrays."""
+        return self.arrays == "numpy" or (self.arrays is None and not has_torch())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +96,7 @@ class ServingProcess:
         host: hardware of the machine.
         environ: environment, which may limit the instruction set.
         num_threads: threads that calls may use.
-        torch_version: version of torch, for example `2.13.0+cpu`.
+        torch_version: version of torch, for example `2.13.0+cpu`; empty if it is not installed.
         options: options of the load; `device` has the index of a GPU.
         cuda: GPUs that may serve; read only where a published class needs one.
         engines: versions of the packages of ENGINES that are installed.

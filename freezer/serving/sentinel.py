@@ -7,6 +7,7 @@ the threads that serve. Inputs and outputs of these calls are copied.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
@@ -20,20 +21,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freezer.artifact import GOLDEN_INPUTS
 from freezer.compare import distances, structure_problem, tolerance
 from freezer.errors import UsageError, first_line
 from freezer.files import scratch_folder
 from freezer.hardware import PORTABLE, available_cpus
-from freezer.runtime.tensor_files import load_tensors
-from freezer.serving.canary import golden_inputs
+from freezer.serving.canary import golden_inputs, values_of_output
 from freezer.serving.process import LoadOptions
 from freezer.store import Store
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BUDGET = 0.01
 """Share of the CPU time."""
@@ -100,8 +97,8 @@ class Sentinel:
         self.cpu_s = 0.0
         self.problem = ""
         device = getattr(model, "device", None)
-        if device is None or device.type != "cpu":
-            self.problem = "only calls of torch on CPUs are checked"
+        if device is not None and device.type != "cpu":
+            self.problem = "only calls on CPUs are checked"
         else:
             threading.Thread(target=self._run, daemon=True, name="coldpress-sentinel").start()
 
@@ -113,7 +110,7 @@ class Sentinel:
         self,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
-        outputs: object,
+        outputs: Sequence[Any],
         seconds: float,
     ) -> None:
         """Take note of a call, its result and its time. Never raises."""
@@ -125,7 +122,9 @@ class Sentinel:
             budget_s = BUDGET * self._threads * (time.perf_counter() - self.since)
             if self._calls.empty() and self.cpu_s + self._cost_s <= budget_s:
                 self._cost_s = math.inf  # until this one has ended
-                self._calls.put(_copied(args, kwargs, outputs))
+                inputs = self._model.named(args, kwargs)
+                given = {path: _copy(value) for path, value in inputs.items()}
+                self._calls.put((given, list(map(_copy, outputs))))
         except Exception as error:  # whatever a result may be
             self._give_up(error)
 
@@ -195,11 +194,11 @@ class Sentinel:
         with scratch_folder() as scratch:
             folder = Path(scratch)
             artifact = store.materialize(version, PORTABLE, folder, paths=[GOLDEN_INPUTS])
-            sets = golden_inputs(artifact, load_tensors)
+            sets = golden_inputs(artifact)
         costs = []
         for inputs in sets:
             started = time.thread_time()
-            errors = _errors(_leaves(portable(**inputs)), _leaves(self._model(**inputs)))
+            errors = _errors(portable.leaves(**inputs), self._model.leaves(**inputs))
             costs.append(time.thread_time() - started)
             usual = self._usual or errors
             self._usual = [max(pair) for pair in zip(usual, errors, strict=True)]
@@ -210,14 +209,13 @@ class Sentinel:
     def _check(
         self,
         portable: Any,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        outputs: Sequence[Tensor],
+        inputs: Mapping[str, object],
+        outputs: Sequence[Any],
     ) -> None:
         """Answer a call again."""
         started = time.thread_time()
         ratios = [0.0]
-        errors = _errors(_leaves(portable(*args, **kwargs)), outputs)
+        errors = _errors(portable.leaves(**inputs), outputs)
         for error, usual in zip(errors, self._usual, strict=True):
             ratios.append(error / max(OVER * usual, 1.0))
         self._ratios.append(max(ratios))
@@ -233,35 +231,18 @@ class Sentinel:
         logger.warning("%s is not checked any more: %s", self._pin, self.problem)
 
 
-def _leaves(result: object) -> list[Tensor]:
-    from freezer.runtime.tensors import leaves_of
-
-    return list(leaves_of(result))
-
-
-def _copied(
-    args: tuple[object, ...], kwargs: Mapping[str, object], outputs: object
-) -> tuple[tuple[object, ...], dict[str, object], list[Tensor]]:
-    """Copies of inputs and outputs, which the caller may overwrite."""
-    from torch import Tensor
-    from torch.utils import _pytree as pytree
-
-    def copy(value: object) -> object:
-        return value.clone() if isinstance(value, Tensor) else value
-
-    given = pytree.tree_map(copy, (args, dict(kwargs)))
-    return (*given, [leaf.clone() for leaf in _leaves(outputs)])
+def _copy(value: Any) -> Any:
+    """A copy of an input or output, which the caller may overwrite."""
+    return value.clone() if hasattr(value, "clone") else copy.deepcopy(value)
 
 
-def _errors(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[float]:
+def _errors(expected: Sequence[Any], outputs: Sequence[Any]) -> list[float]:
     """The error of each output: of values that round relative to the gate's tolerance, of others
     the share that differs relative to one half.
     """
-    from freezer.runtime.tensors import values_of
-
     errors = []
     for one, other in zip(expected, outputs, strict=True):
-        r, c = values_of(one), values_of(other)
+        r, c = values_of_output(one), values_of_output(other)
         if structure_problem(r, c, drawn=True):
             errors.append(math.inf)
         elif not r.rounds:

@@ -19,10 +19,10 @@ import torch
 from freezer.artifact import Artifact, LatencyRecord, Manifest
 from freezer.errors import SpeedError, UsageError
 from freezer.hardware import PORTABLE, device_class
+from freezer.runtime.contract import OpenModel
 from freezer.runtime.devices import CPU
-from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
-from freezer.runtime.tensor_files import load_tensors
+from freezer.runtime.tensors import to_tensor
 from freezer.runtime.torch_settings import threads
 from freezer.serving.canary import golden_inputs
 from freezer.serving.opening import open_artifact
@@ -82,7 +82,7 @@ def check_speed(
     """
     manifest, name = artifact.manifest, artifact.manifest.device_class
     point = _judged(manifest).point
-    options = LoadOptions(canary=False, device=str(device))
+    options = LoadOptions(canary=False, device=str(device), arrays="torch")
     base = open_artifact(portable, num_threads, options)
     model = open_artifact(artifact, num_threads, options)
     num_threads = model.payload_for(point).num_threads or num_threads
@@ -110,7 +110,7 @@ def check_speed(
 
 def _sample(
     manifest: Manifest,
-    models: Mapping[str, FrozenModel],
+    models: Mapping[str, OpenModel],
     inputs: Sequence[InputSet],
     policy: SamplingPolicy,
 ) -> Sampling:
@@ -133,7 +133,7 @@ def _sample(
 
 
 def _calls(
-    model: FrozenModel,
+    model: OpenModel,
     inputs: Sequence[InputSet],
 ) -> list[Callable[[], object]]:
     calls: list[Callable[[], object]] = []
@@ -185,9 +185,10 @@ def _inputs(
     ones.
     """
     manifest = artifact.manifest
-    golden = golden_inputs(artifact, load_tensors)
+    golden = golden_inputs(artifact)
     sets = []
-    for golden_set, tensors in zip(manifest.golden, golden, strict=True):
+    for golden_set, arrays in zip(manifest.golden, golden, strict=True):
+        tensors = {name: to_tensor(array) for name, array in arrays.items()}
         sets.append(InputSet(point=golden_set.point, tensors=tensors))
     distinct = distinct_at(manifest.inputs, sets, point)
     return [on_device(item, device) for item in distinct]

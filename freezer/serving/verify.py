@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from freezer.artifact import GOLDEN_EAGER, Artifact
 from freezer.errors import (
@@ -17,23 +17,23 @@ from freezer.errors import (
     IntegrityError,
     Refusal,
     UsageError,
+    without_torch,
 )
 from freezer.files import digest_file
 from freezer.hardware import PORTABLE
 from freezer.runtime.accuracy import Judged
-from freezer.runtime.contract import unflatten
-from freezer.runtime.devices import called_on
-from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.held_out import judge_answers, read_held_out
-from freezer.runtime.tensor_files import golden_sets, load_tensors
+from freezer.runtime.contract import OpenModel, unflatten
+from freezer.runtime.tensor_files import golden_sets
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.images import Image, images_of, resolve_reference
 from freezer.serving.load import process_here
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
-from freezer.serving.speed import SpeedCheck, check_speed
 from freezer.spec import Accuracy
+
+if TYPE_CHECKING:
+    from freezer.serving.speed import SpeedCheck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,17 @@ def verify(
         IncompatibleError: no artifact serves here; with `speed`, the best one does not.
         IntegrityError, CanaryError: bytes or outputs differ, or no trusted key signed them.
         UsageError: there is no portable artifact to compare the speed with, or no lower precision
-            to judge.
+            to judge; or torch, which both need, is not installed.
         SpeedError: it is less than half as fast as its manifest promises.
     """
+    options = LoadOptions(**keywords)
+    if options.as_numpy and (speed or samples):
+        raise without_torch("a check of speed or accuracy")
     with ExitStack() as stack:
         published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
         classes = [image.device_class for image in images]
-        selection = select_image(images, process_here(LoadOptions(**keywords), classes))
+        selection = select_image(images, process_here(options, classes))
         image = _chosen(reference, selection)
         base = None
         if speed:
@@ -135,6 +138,8 @@ def _verified(
             raise IncompatibleError(f"{reference}: {refusal}", ladder) from error
         checked = None
         if base is not None:
+            from freezer.serving.speed import check_speed
+
             checked = check_speed(artifact, base, process.num_threads, device=model.device)
     return Verification(
         device_class=device_class,
@@ -146,7 +151,7 @@ def _verified(
     )
 
 
-def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged:
+def judge_again(artifact: Artifact, model: OpenModel, samples: Path) -> Judged:
     """Judge an artifact of a lower precision on this machine by its budget.
 
     Raises:
@@ -154,6 +159,10 @@ def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged
             in the artifact.
         CanaryError: it does not keep the budget here.
     """
+    from freezer.runtime.devices import called_on
+    from freezer.runtime.held_out import judge_answers, read_held_out
+    from freezer.runtime.tensors import to_tensor
+
     manifest, record = artifact.manifest, artifact.manifest.accuracy
     stored = artifact.folder / GOLDEN_EAGER
     if record is None or not record.digest:
@@ -167,8 +176,8 @@ def judge_again(artifact: Artifact, model: FrozenModel, samples: Path) -> Judged
     )
     held_out = read_held_out(budget, manifest.inputs)
     names = [output.name for output in manifest.outputs]
-    sets = golden_sets(stored, names, len(held_out.judged), load_tensors)
-    eager = [unflatten(manifest.structure, list(each.values())) for each in sets]
+    sets = golden_sets(stored, names, len(held_out.judged))
+    eager = [unflatten(manifest.structure, map(to_tensor, each.values())) for each in sets]
     call = called_on(model, model.device)
     answers = (call(**inputs.cloned()) for inputs, _ in held_out.judged)
     metric = resolve_name(record.metric) if record.metric else None

@@ -65,6 +65,7 @@ from freezer.spec.parse import (
 from freezer.spec.sample_headers import (
     BAD_SAMPLES,
     COMPLEX128,
+    SAFETENSORS,
     Header,
     Headers,
     as_sets,
@@ -91,6 +92,7 @@ __all__ = [
     "MARKS",
     "METRIC",
     "PRECISIONS",
+    "SAFETENSORS",
     "SQNR",
     "TOP1",
     "Accuracy",

@@ -29,20 +29,20 @@ Header = tuple[str, tuple[int, ...]]
 
 Headers = Mapping[str, Header]
 
-_SAFETENSORS: Mapping[str, str] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "C64": "complex64",
+SAFETENSORS: Mapping[str, str] = {
     "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F32": "float32",
     "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
     "I16": "int16",
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Dtypes in .safetensors files."""
+"""Dtypes in .safetensors files, in the order in which such a file has them."""
 
 _Value = TypeVar("_Value")
 
@@ -109,7 +109,7 @@ def header_of(kind: str, sizes: Sequence[int], *, paired: bool) -> Header:
     shape = tuple(sizes)
     if paired and kind == "F64" and shape[-1:] == (2,):
         return COMPLEX128, shape[:-1]
-    return _SAFETENSORS.get(kind, kind), shape
+    return SAFETENSORS.get(kind, kind), shape
 
 
 def match_headers(sets: Sequence[Headers], spec: InputSpec) -> list[Sizes]:

@@ -26,7 +26,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
 COPY LICENSE README.md pyproject.toml ./
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
-    --build-constraint constraints.txt --editable ".[stores,signing]" --group pipeline
+    --build-constraint constraints.txt --editable ".[torch,stores,signing]" --group pipeline
 
 # --- What head and worker share.
 FROM ${BASE} AS node

@@ -13,13 +13,15 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     && python -m venv /opt/pip \
     && /opt/pip/bin/pip install --no-cache-dir --constraint constraints.txt pip \
     && python -m venv --without-pip /opt/coldpress
+# torch, engines (onnxruntime, openvino), signatures (signing), buckets (stores) and registries (registry). Without torch, payloads of
+# engines serve.
+ARG EXTRAS=torch,onnxruntime,openvino,signing,stores,registry
 # For GPUs https://download.pytorch.org/whl/cu130. If empty: the indexes of pip's configuration.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
+    case ",${EXTRAS}," in *,torch,*) ;; *) exit 0 ;; esac \
+    && /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
     ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
-# Engines (onnxruntime, openvino), signatures (signing), buckets (stores) and registries (registry); may be empty.
-ARG EXTRAS=onnxruntime,openvino,signing,stores,registry
 COPY LICENSE README.md pyproject.toml ./
 COPY freezer freezer
 # Of torch, headers and the tests of its C++ code are removed. bin/torch_shm_manager is needed by its import.
@@ -27,7 +29,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
     --build-constraint constraints.txt ".${EXTRAS:+[${EXTRAS}]}" \
     && rm -rf /opt/coldpress/lib/python3*/site-packages/torch/include /opt/coldpress/lib/python3*/site-packages/torch/test \
-    && find /opt/coldpress/lib/python3*/site-packages/torch/bin -mindepth 1 ! -name torch_shm_manager -delete
+    && find /opt/coldpress/lib/python3*/site-packages -path '*/torch/bin/*' ! -name torch_shm_manager -delete
 
 FROM ${BASE} AS deployment
 RUN useradd --uid 10001 --create-home coldpress

@@ -21,11 +21,11 @@ from safetensors import safe_open
 
 from freezer.artifact import Manifest
 from freezer.errors import UsageError
-from freezer.runtime.native import Array
+from freezer.runtime.arrays import Array, widened
 from freezer.spec import Dim, InputSpec
 
-Arrays = Mapping[str, Any]
-"""Tensors or arrays by name."""
+Arrays = Mapping[str, Array]
+"""Arrays by name."""
 
 Shapes = Mapping[str, Sequence[int | str | None]]
 """Shapes by name: sizes, names of dims, and None for sizes of which nothing is known."""
@@ -149,7 +149,7 @@ def _problem(
         for start, stop in ((0, first), (first, size)):
             halves.append(call(parts_of(given.inputs, joint.inputs, start, stop)))
         for name, axis in joint.outputs.items():
-            joined = joined_at([half[name] for half in halves], axis)
+            joined = np.concatenate([half[name] for half in halves], axis)
             if not _close(whole[name], joined):
                 return f"output {name!r} of a joined request depends on the others"
         return None
@@ -160,7 +160,7 @@ def _close(whole: Any, joined: Any) -> bool:
     """Whether two outputs are the same but for rounding."""
     if tuple(whole.shape) != tuple(joined.shape) or whole.dtype != joined.dtype:
         return False
-    a, b = _values(whole), _values(joined)
+    a, b = widened(whole), widened(joined)
     if a.dtype.kind in "biu":
         return np.array_equal(a, b)
     share = CLOSE if whole.dtype.itemsize > 2 else CLOSE_IN_16_BITS
@@ -169,29 +169,12 @@ def _close(whole: Any, joined: Any) -> bool:
     return np.allclose(a, b, rtol=0.0, atol=share * largest, equal_nan=True)
 
 
-def _values(leaf: Any) -> Array:
-    """An output as an array; numpy lacks bfloat16."""
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    array: Array = (leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf).numpy()
-    return array
-
-
 def parts_of(arrays: Arrays, axes: Mapping[str, int], start: int, stop: int) -> dict[str, Any]:
     """A range of every array along its axis, on the same memory."""
     parts = {}
     for name, axis in axes.items():
         parts[name] = arrays[name][(slice(None),) * axis + (slice(start, stop),)]
     return parts
-
-
-def joined_at(leaves: Sequence[Any], axis: int) -> Any:
-    """Arrays behind one another along an axis."""
-    if isinstance(leaves[0], np.ndarray):
-        return np.concatenate(leaves, axis)
-    import torch
-
-    return torch.cat(list(leaves), axis)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -333,7 +316,7 @@ def _answers(jobs: Sequence[Job]) -> list[Arrays | Exception]:
     joint = jobs[0].joint
     inputs = {}
     for name, axis in joint.inputs.items():
-        inputs[name] = joined_at([job.inputs[name] for job in jobs], axis)
+        inputs[name] = np.concatenate([job.inputs[name] for job in jobs], axis)
     size = sum(job.size for job in jobs)
     try:
         outputs = jobs[0].call(inputs)

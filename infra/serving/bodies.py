@@ -1,5 +1,4 @@
-"""Bodies of `POST /predict` and its answers: JSON, or a .safetensors file. Arrays are numpy's for
-the native runtime, else tensors.
+"""Bodies of `POST /predict` and its answers: JSON, or a .safetensors file.
 
 JSON has no dtypes: its numbers take those of the contract, if no value changes but by rounding of
 floats.
@@ -15,12 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from fastapi import Response
 from fastapi.responses import JSONResponse
-from safetensors import deserialize
 
 from freezer.errors import ContractError, first_line
-from freezer.runtime.native import Array
-from freezer.runtime.tensor_files import check_fit, tensor_bytes
-from freezer.spec import Header, InputSpec, TensorSpec, header_of, pairs_in, take_apart
+from freezer.runtime.arrays import Array, dtype_of, name_of, narrowed, widened
+from freezer.runtime.tensor_files import array_bytes, arrays_in, check_fit
+from freezer.spec import Header, InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
@@ -60,23 +58,22 @@ class OwnForm:
 
     Args:
         media_type: of the request.
-        native: whether arrays are numpy's.
     """
 
     invalid = 422
 
-    def __init__(self, media_type: str, *, native: bool) -> None:
-        self._binary, self._native = media_type.startswith(BINARY), native
+    def __init__(self, media_type: str) -> None:
+        self._binary = media_type.startswith(BINARY)
 
     def read(self, body: bytes, model: Any) -> dict[str, Any]:
         """See BodyForm."""
         read = read_safetensors if self._binary else read_json
-        return read(body, model.inputs, native=self._native)
+        return read(body, model.inputs)
 
     def write(self, outputs: Mapping[str, Any], labels: Mapping[str, str]) -> Response:
         """See BodyForm."""
         if self._binary:
-            return Response(write_safetensors(outputs, native=self._native), media_type=BINARY)
+            return Response(array_bytes(outputs), media_type=BINARY)
         return Response(write_json(outputs), media_type=JSON)
 
     def refuse(self, status: int, detail: str) -> Response:
@@ -110,7 +107,7 @@ async def read_body(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
     return bytes(body)
 
 
-def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
+def read_json(body: bytes, inputs: InputSpec) -> dict[str, Any]:
     """The inputs in a JSON object: nested lists by input name, or in the structure of the source
     model's input.
 
@@ -136,19 +133,16 @@ def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in given.items():
         for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
-            found[path] = array_of(tensors[path], leaf, native=native) if path in tensors else leaf
+            found[path] = array_of(tensors[path], leaf) if path in tensors else leaf
     return found
 
 
-def array_of(
-    item: TensorSpec, value: Any, *, native: bool, shape: Sequence[int] | None = None
-) -> Any:
+def array_of(item: TensorSpec, value: Any, shape: Sequence[int] | None = None) -> Array:
     """The array of nested lists.
 
     Args:
         item: input that it is for.
         value: the nested lists, or one number.
-        native: whether arrays are numpy's.
         shape: of the array, whose values are in this order; None: as the lists are nested.
 
     Raises:
@@ -178,57 +172,43 @@ def array_of(
                 f" shape {list(shape)}"
             )
         array = array.reshape(shape)
-    if native:
-        return array
-    import torch
-
-    return torch.from_numpy(array).to(getattr(torch, item.dtype))
+    return narrowed(array) if item.dtype == "bfloat16" else array
 
 
-def read_safetensors(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
+def read_safetensors(body: bytes, inputs: InputSpec) -> dict[str, Array]:
     """The inputs in the bytes of a .safetensors file.
 
     Raises:
         ContractError: the body is not such a file, or names, dtypes or shapes differ from the
             contract.
     """
-    headers: dict[str, Header] = {}
     try:
-        stored = dict(deserialize(body))  # type: ignore[no-untyped-call]
-        length = int.from_bytes(body[:8], "little")
-        pairs = pairs_in(json.loads(body[8 : 8 + length]).get("__metadata__"))
-        for name, entry in stored.items():
-            headers[name] = header_of(entry["dtype"], entry["shape"], paired=name in pairs)
+        arrays = arrays_in(body)
     except Exception as error:  # safetensors and json share no base class
         raise ContractError(
-            f"the body is not a .safetensors file: {first_line(error)}; write one with"
-            " safetensors.torch.save"
+            f"the body cannot be read as a .safetensors file: {first_line(error)}; write one with"
+            " safetensors.torch.save or safetensors.numpy.save"
         ) from None
+    headers: dict[str, Header] = {}
+    for name, array in arrays.items():
+        headers[name] = (name_of(array.dtype), array.shape)
     check_fit([headers], inputs, "the body")
-    return {
-        name: stored_array(stored[name]["data"], *headers[name], native=native) for name in headers
-    }
+    return arrays
 
 
-def stored_array(data: bytearray, dtype: str, shape: Sequence[int], *, native: bool) -> Any:
+def stored_array(data: bytearray, dtype: str, shape: Sequence[int]) -> Array:
     """The array of bytes in row-major order, without a copy."""
-    if native:
-        array: Array = np.ndarray(shape, np.dtype(dtype), buffer=data)
-        return array
-    import torch
-
-    kind = getattr(torch, dtype)
-    flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(shape)
+    array: Array = np.ndarray(shape, dtype_of(dtype), buffer=data)
+    return array
 
 
-def write_json(outputs: Mapping[str, Any]) -> bytes:
+def write_json(outputs: Mapping[str, Array]) -> bytes:
     """Nested lists by output name; NaN and infinity as Python's json reads and writes them.
 
     Raises:
         ContractError: an output is complex.
     """
-    values = {name: leaf.tolist() for name, leaf in outputs.items()}
+    values = {name: widened(leaf).tolist() for name, leaf in outputs.items()}
     try:
         return json.dumps(values).encode()
     except TypeError:
@@ -236,22 +216,3 @@ def write_json(outputs: Mapping[str, Any]) -> bytes:
             "an output is complex, which JSON lacks; send the inputs as a .safetensors file with"
             " content-type application/octet-stream"
         ) from None
-
-
-def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
-    """The bytes of a .safetensors file with the outputs by name."""
-    if native:
-        from safetensors.numpy import save as save_arrays
-
-        return bytes(save_arrays(dict(outputs)))
-    return tensor_bytes(outputs)
-
-
-def raw_bytes(leaf: Any) -> bytes:
-    """The bytes of an array in row-major order."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.tobytes()
-    import torch
-
-    flat = leaf.contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes())

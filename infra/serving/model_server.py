@@ -11,13 +11,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -28,7 +28,7 @@ from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, read_keys
 from freezer.codec import encode
 from freezer.errors import ColdpressError, ContractError, Refusal
 from freezer.hardware import device_class as class_named
-from freezer.runtime.tensor_files import golden_sets, load_arrays, load_tensors
+from freezer.runtime.tensor_files import golden_sets
 from freezer.serving.following import Loaded, WatchedModel
 from freezer.serving.process import LoadOptions
 from freezer.serving.sentinel import Sentinel
@@ -88,7 +88,6 @@ class ServingOptions:
     store: str
     device_class: str = "auto"
     threads: int | None = None
-    runtime: Literal["torch", "native"] = "torch"
     min_version: int = 0
     keys: tuple[Path, ...] = ()
     queue: int = 32
@@ -169,7 +168,6 @@ class ModelServer:
         watched: what serves, and follows the store.
         metrics: of this server.
         model: its name.
-        native: whether its arrays are numpy's.
 
     Raises:
         UsageError: the device class is unknown, or a key cannot be read.
@@ -181,7 +179,6 @@ class ModelServer:
             class_named(options.device_class)
         read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
-        self.native = options.runtime == "native"
         self.model = options.model.partition("@")[0].partition(":")[0]
         self.watched = self._follow(options.model)
         self._canary: WatchedModel | None = None
@@ -215,7 +212,7 @@ class ModelServer:
             threads=options.threads,
             trusted_keys=options.keys,
             min_version=options.min_version,
-            runtime=options.runtime,
+            arrays="numpy",
         )
         return WatchedModel(reference, loading, sentinel=options.sentinel, prepare=self._prepared)
 
@@ -233,8 +230,7 @@ class ModelServer:
             return Prepared(shapes=shapes, joint=None)
         path = self._store.file(version, files[GOLDEN_INPUTS])
         names = [item.name for item in model.inputs.tensors]
-        read: Callable[[Path], dict[str, Any]] = load_arrays if self.native else load_tensors
-        sets = golden_sets(path, names, len(manifest.golden), read)
+        sets = golden_sets(path, names, len(manifest.golden))
         calls = []
         for item, inputs in zip(manifest.golden, sets, strict=True):
             calls.append(GoldenCall(point=item.point, inputs=inputs))
@@ -309,7 +305,7 @@ class ModelServer:
         self, chunks: AsyncIterable[bytes], media_type: str, key: str | None = None
     ) -> Response:
         """Answer a body of `POST /predict`, see `respond`."""
-        return await self.respond(chunks, OwnForm(media_type, native=self.native), key)
+        return await self.respond(chunks, OwnForm(media_type), key)
 
     async def respond(
         self, chunks: AsyncIterable[bytes], form: BodyForm, key: str | None = None
@@ -379,22 +375,9 @@ class ModelServer:
 
     def _outputs(self, model: Any, inputs: Arrays) -> dict[str, Any]:
         """The outputs of a model by name."""
-        leaves = model.leaves(**inputs) if self.native else _tensors(model, inputs)
+        leaves = model.leaves(**inputs)
         return {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
 
 
 def _figure(sentinel: Callable[[], Sentinel | None], name: str) -> float:
     return float(getattr(sentinel(), name, math.nan))
-
-
-def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """The output tensors of a FrozenModel, on the CPU."""
-    from torch import Tensor
-
-    from freezer.runtime.tensors import leaves_of
-
-    given = {
-        name: value.to(model.device) if isinstance(value, Tensor) else value
-        for name, value in inputs.items()
-    }
-    return [leaf.cpu() for leaf in leaves_of(model(**given))]

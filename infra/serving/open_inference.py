@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from freezer.artifact import DATATYPES, sizes_of
 from freezer.errors import ContractError, expected_names
+from freezer.runtime.arrays import dtype_of
 from freezer.serving.following import Loaded
 from freezer.spec import OutputSpec, TensorSpec
-from infra.serving.bodies import BINARY, JSON, array_of, raw_bytes, refusal, stored_array
+from infra.serving.bodies import BINARY, JSON, array_of, refusal, stored_array
 from infra.serving.model_server import KEY, ModelServer
 
 HEADER = "inference-header-content-length"
@@ -82,13 +82,12 @@ class OpenForm:
 
     Args:
         header: value of HEADER; None without binary data.
-        native: whether arrays are numpy's.
     """
 
     invalid = 400
 
-    def __init__(self, header: str | None, *, native: bool) -> None:
-        self._header, self._native = header, native
+    def __init__(self, header: str | None) -> None:
+        self._header = header
         self._id = ""
         self._wanted: dict[str, bool] = {}
         self._datatypes: dict[str, str] = {}
@@ -137,8 +136,8 @@ class OpenForm:
                 raise ContractError(
                     f"input {spec.name!r}: got JSON, expected binary data for {datatype}"
                 )
-            return array_of(spec, given.data, native=self._native, shape=given.shape)
-        num_bytes = math.prod(given.shape) * _item_bytes(spec.dtype)
+            return array_of(spec, given.data, given.shape)
+        num_bytes = math.prod(given.shape) * dtype_of(spec.dtype).itemsize
         if len(data) != num_bytes:
             raise ContractError(
                 f"input {spec.name!r}: got {len(data)} bytes, expected {num_bytes} for {datatype}"
@@ -146,7 +145,7 @@ class OpenForm:
             )
         if datatype == "BOOL" and data.translate(None, b"\0\1"):
             raise ContractError(f"input {spec.name!r}: got bytes that are neither 0 nor 1")
-        return stored_array(bytearray(data), spec.dtype, given.shape, native=self._native)
+        return stored_array(bytearray(data), spec.dtype, given.shape)
 
     def write(self, outputs: Mapping[str, Any], labels: Mapping[str, str]) -> Response:
         """The wanted outputs, in the order in which they are wanted."""
@@ -160,7 +159,7 @@ class OpenForm:
                 "shape": list(leaf.shape),
             }
             if binary:
-                blobs.append(raw_bytes(leaf))
+                blobs.append(leaf.tobytes())
                 entry["parameters"] = {"binary_data_size": len(blobs[-1])}
             else:
                 entry["data"] = leaf.reshape(-1).tolist()
@@ -196,10 +195,6 @@ def datatype_of(spec: TensorSpec | OutputSpec) -> str:
             " with a .safetensors file"
         )
     return DATATYPES[spec.dtype]
-
-
-def _item_bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize  # numpy lacks bfloat16
 
 
 def _header_bytes(header: str | None, num_bytes: int) -> int:
@@ -361,7 +356,7 @@ class OpenInference:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             return protocol_error(415, f"got content-encoding {encoding!r}; send the body as it is")
-        form = OpenForm(request.headers.get(HEADER), native=self._server.native)
+        form = OpenForm(request.headers.get(HEADER))
         return await self._server.respond(request.stream(), form, request.headers.get(KEY))
 
     async def unknown(self, path: str) -> Response:

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -35,8 +35,9 @@ def main(
     device_class: ClassOption = "auto",
     threads: ThreadsOption = None,
     runtime: Annotated[
-        Literal["torch", "native"], typer.Option(help="native: without importing torch.")
-    ] = "torch",
+        str | None,
+        typer.Option("--runtime", hidden=True, help="Of earlier releases; without effect."),
+    ] = None,
     min_version: MinVersionOption = 0,
     key: KeysOption = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait while one runs.")] = 32,
@@ -75,7 +76,6 @@ def main(
         store=store,
         device_class=device_class,
         threads=threads,
-        runtime=runtime,
         min_version=min_version,
         keys=tuple(key or ()),
         queue=queue,

@@ -30,8 +30,7 @@ from freezer.files import digest_file
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import RECIPES
 from freezer.hardware import DEVICE_CLASSES
-from freezer.runtime.tensor_files import load_tensors
-from freezer.runtime.tensors import leaves_of, values_of
+from freezer.runtime.tensors import values_of
 from freezer.serving.canary import golden_figures, golden_inputs, golden_outputs
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
@@ -107,14 +106,14 @@ def check_same_as_python(program: Path, artifact: Artifact, *, num_wrong: int = 
     """
     options = LoadOptions(canary=False)
     opened = open_artifact(artifact, torch.get_num_threads(), options)
-    golden = golden_outputs(artifact, load_tensors, values_of)
+    golden = golden_outputs(artifact)
     manifest, answers = artifact.manifest, {}
     reset = manifest.recipe.reset
-    for index, inputs in enumerate(golden_inputs(artifact, load_tensors)):
+    for index, inputs in enumerate(golden_inputs(artifact)):
         if index and reset:
             opened.preserved[reset]()
         if not index or reset or not manifest.stateful:
-            answers[index] = [values_of(leaf) for leaf in leaves_of(opened(**inputs))]
+            answers[index] = [values_of(leaf) for leaf in opened.leaves(**inputs)]
     figures = golden_figures(manifest, golden, answers)
     assert sum(figure.problem is not None for figure in figures) == num_wrong
     done = run(program, artifact.folder)

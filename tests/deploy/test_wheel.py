@@ -15,12 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import freezer
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL
 from tests.support.commands import Done, finished, output
+from tests.support.models import TinyConv, seeded
 from tests.support.raylets import ROOT
-from tests.support.steps import random_inputs, write_plain_artifact
+from tests.support.steps import artifact_of, quickly, random_inputs, write_plain_artifact
 
 pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 
@@ -34,14 +36,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="session")
-def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with only the wheel and its dependencies."""
-    folder = tmp_path_factory.mktemp("deployed")
+def environment_of(wheel: Path, extra: str, folder: Path) -> Path:
+    """The bin folder of an environment with only the wheel and one of its extras."""
     venv.create(folder, with_pip=True)
     pip = (folder / "bin" / "python", "-m", "pip", "install", "-qq", "--no-compile")
-    output(*pip, wheel, "-c", ROOT / "constraints.txt")
+    output(*pip, f"{wheel}[{extra}]", "-c", ROOT / "constraints.txt")
     return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_of(wheel, "torch", tmp_path_factory.mktemp("deployed"))
 
 
 def run(deployed: Path, home: Path, *command: object) -> Done:
@@ -72,10 +77,10 @@ def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path) -> Non
         "registry",
         "signing",
         "stores",
+        "torch",
     }, "none for campaigns"
     needed = set(re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", metadata, re.MULTILINE))
-    assert {"torch", "safetensors", "archspec"} <= needed
-    assert needed.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})
+    assert needed == {"archspec", "numpy", "nvidia-ml-py", "rich", "safetensors", "typer"}
 
 
 @pytest.mark.slow
@@ -103,6 +108,27 @@ def test_a_pulled_artifact_runs_without_a_compiler(
     (answer,) = load_file(tmp_path / "out.safetensors").values()
     torch.testing.assert_close(answer, expected)
     assert not list((tmp_path / "cache").rglob("*")), "something was compiled"
+
+
+@pytest.mark.slow
+def test_an_engine_serves_without_torch(wheel: Path, tmp_path: Path) -> None:
+    """The environment has no torch; the answers are those of the model."""
+    lean = environment_of(wheel, "onnxruntime", tmp_path / "lean")
+    (site,) = (tmp_path / "lean").glob("lib/python3*/site-packages")
+    assert not (site / "torch").exists()
+    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
+    assert size < 250e6, "pip, numpy and ONNX Runtime are most of it"
+    x = random_inputs(2, 3, 16, 16)
+    made = artifact_of(quickly(seeded(TinyConv), {"x": x}, tmp_path / "made", "onnxruntime"))
+    save_file({"x": x}, tmp_path / "in.safetensors")
+    files = ("--input", "in.safetensors", "--output", "out.safetensors")
+    for command in (("verify", "made/"), ("run", "made/", *files), ("doctor",)):
+        done = run(lean, tmp_path, "coldpress", *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (answer,) = load_file(tmp_path / "out.safetensors").values()
+    torch.testing.assert_close(answer, freezer.load(made.folder)(x))
+    refused = run(lean, tmp_path, "coldpress", "verify", "made/", "--speed")
+    assert (refused.returncode, "CP-DEPENDENCY" in refused.stderr) == (2, True), refused.stderr
 
 
 @pytest.mark.slow

@@ -28,15 +28,10 @@ def inputs(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def served(model: str, store: str, runtime: Any) -> dict[str, Any]:
     """What serves a model here."""
     try:
-        loaded = freezer.load(model, store=store, threads=1, runtime=runtime)
+        loaded: Any = freezer.load(model, store=store, threads=1, runtime=runtime)
     except IncompatibleError as error:
         return {"refused": [refusal.reason for refusal in error.ladder]}
-    x: Any = inputs(loaded.manifest.inputs.tensors[0].shape)
-    if runtime == "torch":
-        import torch
-
-        x = torch.from_numpy(x)
-    answer = loaded(x)
+    answer = loaded(inputs(loaded.manifest.inputs.tensors[0].shape))
     return {
         "class": loaded.manifest.device_class,
         "answer": np.asarray(answer).flatten().tolist(),

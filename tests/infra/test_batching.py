@@ -146,11 +146,6 @@ def test_requests_beyond_the_dim_are_not_joined() -> None:
     assert sorted(model.sizes) == [2, 3, 7]
 
 
-def test_tensors_are_joined_as_arrays_are() -> None:
-    found = answers(lambda given: {"y": given["x"] + 1}, [torch.zeros(1, 2), torch.ones(2, 2)])
-    assert torch.equal(found[1]["y"], torch.full((2, 2), 2.0))
-
-
 def test_the_service_answers_joined_requests(published: Store) -> None:
     """What waits while the model runs becomes one call; a wrong request among them gets 422."""
     model = freezer.load("mlp", store=published.uri, device_class=HERE)

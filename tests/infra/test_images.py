@@ -26,6 +26,7 @@ from tests.support.commands import output
 from tests.support.manifests import PINNED, PROJECT
 from tests.support.raylets import LOOPBACK, ROOT, free_port, wait_until
 from tests.support.services import X, is_ready
+from tests.support.steps import BATCH, artifact_of, quickly, random_inputs
 
 IMAGES = ROOT / "infra" / "images"
 FILES = sorted(IMAGES.glob("*.Dockerfile"))
@@ -253,10 +254,22 @@ def pip_settings(folder: Path) -> list[str]:
     bool(MISSING) or os.geteuid() != 0, reason=f"needs root and Debian's {', '.join(MISSING)}"
 )
 @pytest.mark.usefixtures("podman")
-def test_the_service_answers_from_its_image(portable: Frozen, store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extras", ["torch", "onnxruntime"])
+def test_the_service_answers_from_its_image(
+    portable: Frozen, store: Store, tmp_path: Path, extras: str
+) -> None:
     """As in production: not root, nothing writable but /tmp, and no compiler in the image."""
-    build = [f"--build-arg={value}" for value in ("BASE=localhost/base", "TORCH_INDEX=", "EXTRAS=")]
+    if extras != "torch":
+        x, dims = random_inputs(2, 4), {"x": {0: BATCH}}
+        made = quickly(portable.model, {"x": x}, tmp_path / "made", extras, dims=dims)
+        store.publish("mlp", source_key="engine", artifacts=[artifact_of(made)])
+    values = ("BASE=localhost/base", "TORCH_INDEX=", f"EXTRAS={extras}")
+    build = [f"--build-arg={value}" for value in values]
     output(IMAGES / "build.sh", "coldpress-serve", *build, *pip_settings(tmp_path))
+    if extras != "torch":
+        size = output("podman", "image", "inspect", "--format", "{{.Size}}", "coldpress-serve")
+        base = output("podman", "image", "inspect", "--format", "{{.Size}}", "localhost/base")
+        assert int(size) - int(base) < 220e6, "with 130 MB of python:3.11-slim at most 350 MB"
     for path in (store.root, *store.root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     run = ["podman", "run", "--rm", "--no-healthcheck", "--read-only", "--tmpfs=/tmp:exec"]
@@ -275,4 +288,5 @@ touch /app/file /store/file 2>/dev/null || echo read-only
     answer = requests.post(url, json={"x": X.tolist()}, timeout=30)
     assert answer.status_code == 200, answer.text
     with torch.no_grad():
-        torch.testing.assert_close(torch.tensor(answer.json()["output"]), portable.model(X))
+        expected = portable.model(X)
+    torch.testing.assert_close(torch.tensor(answer.json()["output"]), expected)

@@ -18,17 +18,12 @@ from safetensors.torch import load, save
 import freezer
 from freezer.errors import ContractError
 from freezer.files import cache_folder
+from freezer.runtime.tensor_files import tensor_bytes
+from freezer.runtime.tensors import to_array, to_tensor
 from freezer.spec import DTYPES, declared_spec
 from freezer.store import Store
 from infra.serving import model_server
-from infra.serving.bodies import (
-    BINARY,
-    BODY_BYTES,
-    JSON,
-    read_safetensors,
-    write_json,
-    write_safetensors,
-)
+from infra.serving.bodies import BINARY, BODY_BYTES, JSON, read_safetensors, write_json
 from tests.conftest import Frozen
 from tests.support.buckets import Wire
 from tests.support.keys import make_pair
@@ -57,11 +52,11 @@ def test_answers_equal_those_of_the_loaded_model(service: Service, published: St
     assert [item["name"] for item in contract["outputs"]] == ["output"]
 
 
-def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> None:
+def test_inductor_answers_both_forms(inductor: Frozen, tmp_path: Path) -> None:
     store, x = Store.open(str(tmp_path), create=True), random_inputs(2, 3, 16, 16)
     store.publish("conv", source_key="key", artifacts=[inductor.artifact])
     expected = freezer.load("conv", store=store.uri)(x)
-    with serving(store, "conv", runtime="native") as native:
+    with serving(store, "conv") as native:
         native.wait_for_version(1)
         torch.testing.assert_close(
             torch.tensor(native.predict(json_of(x)).json()["output"]), expected
@@ -103,16 +98,13 @@ def test_binary_bodies_hold_every_dtype(dtype: str) -> None:
     tensors = {"x": torch.tensor([[0, 1], [1, 0]]).to(getattr(torch, dtype))}
     for given in (tensors, {"x": tensors["x"][:0]}):
         spec = declared_spec({"x": {"shape": list(given["x"].shape), "dtype": dtype}}, {})
-        body = write_safetensors(given, native=False)
-        assert torch.equal(read_safetensors(body, spec, native=False)["x"], given["x"])
-        if dtype != "bfloat16":  # numpy lacks it
-            array = read_safetensors(body, spec, native=True)["x"]
-            assert torch.equal(torch.from_numpy(array), given["x"])
+        array = read_safetensors(tensor_bytes(given), spec)["x"]
+        assert torch.equal(to_tensor(array), given["x"])
 
 
 def test_complex_outputs_need_binary_bodies() -> None:
     with pytest.raises(ContractError):
-        write_json({"x": X.to(torch.complex64)})
+        write_json({"x": to_array(X.to(torch.complex64))})
 
 
 def test_unready_until_an_artifact_has_loaded(scripted: Frozen, tmp_path: Path) -> None:

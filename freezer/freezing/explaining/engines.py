@@ -12,7 +12,7 @@ from torch import Tensor
 
 from freezer.freezing.explaining.values import GraphReference
 from freezer.freezing.lowering import known_names
-from freezer.runtime.loaders import import_openvino, session_options
+from freezer.runtime.native import import_openvino, session_options
 
 if TYPE_CHECKING:
     from onnx import ModelProto

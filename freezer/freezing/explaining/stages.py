@@ -39,7 +39,8 @@ from freezer.freezing.lowering import (
 )
 from freezer.freezing.recipes import Recipe
 from freezer.freezing.target import Target
-from freezer.runtime.loaders import import_openvino, torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.native import import_openvino
 
 VANISHED = 100
 """An error this many times as large as in all operators that use the result is not one: the node

@@ -39,7 +39,7 @@ from freezer.freezing.lowering.lowered import (
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
+from freezer.runtime.native import OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
 
 if TYPE_CHECKING:

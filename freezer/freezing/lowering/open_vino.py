@@ -49,7 +49,7 @@ from freezer.freezing.lowering.lowered import (
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.runtime.loaders import (
+from freezer.runtime.native import (
     CALLS_FILE,
     GRAPH_FILE,
     WEIGHTS_FILE,

@@ -1,5 +1,4 @@
-"""Loaders: open a payload of each kind. No loader needs a compiler, and engines are imported when a
-payload needs them.
+"""Loaders: open a payload of each kind, to call it with tensors. No loader needs a compiler.
 
 A loader takes the payload file, the recipe's settings that the payload was made with, and the
 device to run on. It returns a runner: for a `flat` payload a function of the tensor inputs in the
@@ -17,42 +16,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from freezer.artifact import PayloadKind
+from freezer.runtime.arrays import readable
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.exported import LEGACY, code_in, on_first, open_exported
 from freezer.runtime.loaders.inductor import one_warning, open_inductor
-from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
-from freezer.runtime.loaders.openvino import (
-    CALLS_FILE,
-    GRAPH_FILE,
-    WEIGHTS_FILE,
-    EngineCalls,
-    import_openvino,
-    open_openvino,
-    without_telemetry,
-)
-from freezer.runtime.tensors import addresses_of, program_tensors
+from freezer.runtime.native import ENGINE_OPENERS, EngineOpener
+from freezer.runtime.tensors import addresses_of, program_tensors, to_array, to_tensor
 
 __all__ = [
-    "CALLS_FILE",
-    "GRAPH_FILE",
     "LEGACY",
     "LOADERS",
-    "OUTPUT_ORDERS",
-    "WEIGHTS_FILE",
-    "EngineCalls",
     "PayloadLoader",
     "code_in",
-    "import_openvino",
     "on_first",
     "one_warning",
     "open_inductor",
     "own_memory",
-    "session_options",
     "torchscript_deprecations_silenced",
-    "without_telemetry",
 ]
 
 
@@ -105,12 +89,32 @@ class PayloadLoader(Protocol):
         """Open a payload."""
 
 
+def _of_engine(open_engine: EngineOpener) -> PayloadLoader:
+    """The loader of an engine's payloads.
+
+    They are opened for torch's thread count in this thread, which stays when torch's changes later.
+    Outputs are new tensors, which share no memory with the inputs, and have eager's order of dims
+    in memory.
+    """
+
+    def open_payload(path: Path, settings: Mapping[str, Any], device: torch.device = CPU) -> Runner:
+        run = open_engine(path, settings, torch.get_num_threads())
+
+        def call(*tensors: Tensor) -> list[Tensor]:
+            arrays = [readable(to_array(tensor)) for tensor in tensors]
+            return [to_tensor(array) for array in run(arrays)]
+
+        return call
+
+    return open_payload
+
+
 LOADERS: Mapping[PayloadKind, PayloadLoader] = {
     "torchscript": open_torchscript,
     "inductor": open_inductor,
     "exported": open_exported,
-    "onnxruntime": open_onnxruntime,
-    "openvino": open_openvino,
+    "onnxruntime": _of_engine(ENGINE_OPENERS["onnxruntime"]),
+    "openvino": _of_engine(ENGINE_OPENERS["openvino"]),
 }
 
 

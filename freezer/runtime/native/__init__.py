@@ -1,11 +1,24 @@
-"""Native runtime: call Inductor payloads for CPUs without torch in the process. Imports no torch.
+"""Payloads that are called with numpy arrays, without torch in the process: those of ONNX Runtime
+and OpenVINO, and Inductor's for CPUs, through C functions of torch's libraries. Imports no torch.
 
 Only this package calls C functions of torch and of payloads (`ctypes`).
 """
 
 from __future__ import annotations
 
-from freezer.runtime.native.model import NativeModel
+from freezer.runtime.native.engines import (
+    CALLS_FILE,
+    ENGINE_OPENERS,
+    GRAPH_FILE,
+    OUTPUT_ORDERS,
+    WEIGHTS_FILE,
+    EngineCalls,
+    EngineOpener,
+    import_openvino,
+    session_options,
+    without_telemetry,
+)
+from freezer.runtime.native.model import ArrayModel, checked_array, open_arrays
 from freezer.runtime.native.payload import (
     ALIGNMENT,
     TABLE,
@@ -14,17 +27,28 @@ from freezer.runtime.native.payload import (
     read_package,
     weight_capsule,
 )
-from freezer.runtime.native.torch_library import Array, libtorch, torch_version
+from freezer.runtime.native.torch_library import libtorch, torch_version
 
 __all__ = [
     "ALIGNMENT",
+    "CALLS_FILE",
+    "ENGINE_OPENERS",
+    "GRAPH_FILE",
+    "OUTPUT_ORDERS",
     "TABLE",
-    "Array",
-    "NativeModel",
+    "WEIGHTS_FILE",
+    "ArrayModel",
+    "EngineCalls",
+    "EngineOpener",
     "NativePayload",
     "WeightEntry",
+    "checked_array",
+    "import_openvino",
     "libtorch",
+    "open_arrays",
     "read_package",
+    "session_options",
     "torch_version",
     "weight_capsule",
+    "without_telemetry",
 ]

@@ -1,39 +1,55 @@
-"""NativeModel: Inductor payloads behind the input contract, with numpy arrays instead of tensors.
-
-Imports no torch.
+"""ArrayModel: payloads behind the input contract, with numpy arrays instead of tensors. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from freezer.runtime.contract import OpenModel, check_indices, input_error
-from freezer.runtime.native.torch_library import Array
+from freezer.artifact import Artifact, Payload, thread_counts_of
+from freezer.errors import Refusal, first_line
+from freezer.runtime.arrays import (
+    BFLOAT16,
+    Array,
+    array_of,
+    dtype_of,
+    narrowed,
+    readable,
+    widened,
+)
+from freezer.runtime.contract import (
+    OpenModel,
+    OpenPayload,
+    Runner,
+    check_indices,
+    input_error,
+)
+from freezer.runtime.native.engines import ENGINE_OPENERS
+from freezer.runtime.native.payload import NativePayload
 from freezer.spec import TensorSpec
 
 
-class NativeModel(OpenModel):
+class ArrayModel(OpenModel):
     """A callable that enforces its input contract, like FrozenModel, without torch in the process.
 
-    Inputs are numpy arrays, given by name or position as to a FrozenModel. Names, dtypes, ranks and
-    sizes are checked, and strides corrected. Outputs are C-contiguous numpy arrays that own their
-    memory, in the structure of the source model's result.
+    Inputs are numpy arrays, or anything on the CPU that has `__dlpack__` or `__array__`, given by
+    name or position as to a FrozenModel. Names, dtypes, ranks and sizes are checked, and strides
+    corrected. Outputs are new numpy arrays, in the structure of the source model's result.
+    bfloat16, which numpy lacks, is returned as float32; such inputs may be float32, too, if no
+    value changes.
 
-    Calls of several threads run one after the other within a payload, each with the payload's
-    number of threads.
+    Calls of several threads run one after the other within a payload of Inductor or OpenVINO, each
+    with the payload's number of threads.
 
     Attributes:
         inputs: the input spec.
         outputs: names, dtypes and ranks of the outputs.
         manifest: of the artifact.
         ladder: artifacts that were refused before this one at load.
-
-    Args:
-        payloads: Inductor payloads for one thread count; the first that accepts the sizes of a call
-            serves it.
     """
 
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
@@ -44,7 +60,11 @@ class NativeModel(OpenModel):
                 code CP-FROZEN, the process was forked after the model was loaded.
             RuntimeError: the payload's code reports an error.
         """
-        return self._rebuild(self.leaves(*args, **kwargs))
+        return self.result_of(self.leaves(*args, **kwargs))
+
+    def result_of(self, leaves: Iterable[Array]) -> Any:
+        """See OpenModel."""
+        return self._rebuild(map(widened, leaves))
 
     def leaves(
         self,
@@ -52,32 +72,85 @@ class NativeModel(OpenModel):
         *args: object,
         **kwargs: object,
     ) -> list[Array]:
-        """The output arrays in the order of `outputs`; raises as a call does."""
+        """The output arrays in the order of `outputs`; see OpenModel."""
         if self._process_id != os.getpid():
             self._refuse_after_fork()
-        arrays, point = self._binding.leaves(args, kwargs, _checked)
+        arrays, point = self._binding.leaves(args, kwargs, checked_array)
         opened = self._choose(point)
         outputs: list[Array] = opened.run(arrays)
         return outputs
 
 
-def _checked(
-    item: TensorSpec,
-    value: object,
-) -> Array:
-    """An input as a payload may read it."""
-    if not isinstance(value, np.ndarray | np.generic):
+def open_arrays(
+    artifact: Artifact,
+    payloads: Sequence[Payload],
+    num_threads: int,
+    ladder: Sequence[Refusal],
+) -> ArrayModel:
+    """Open payloads that need no torch in the process, of an artifact whose files were verified.
+
+    Args:
+        artifact: the artifact.
+        payloads: payloads for one thread count, or for any.
+        num_threads: threads that calls may use.
+        ladder: artifacts that were refused before this one.
+    """
+    manifest = artifact.manifest
+    count = max(thread_counts_of(payloads), default=num_threads)
+    opened = []
+    for payload in payloads:
+        path = artifact.folder / payload.path
+        run: Runner
+        if payload.kind == "inductor":
+            num_inputs, num_outputs = len(manifest.inputs.tensors), len(manifest.outputs)
+            run = NativePayload(path, count, num_inputs, num_outputs)
+        else:
+            run = ENGINE_OPENERS[payload.kind](path, manifest.recipe.settings, count)
+        opened.append(OpenPayload(payload=payload, run=run))
+    return ArrayModel(
+        spec=manifest.inputs,
+        outputs=manifest.outputs,
+        structure=manifest.structure,
+        payloads=opened,
+        manifest=manifest,
+        ladder=ladder,
+    )
+
+
+def checked_array(spec: TensorSpec, value: object) -> Array:
+    """An input as a payload may read it.
+
+    Raises:
+        ContractError: it is neither an array nor a tensor, or has another dtype.
+    """
+    try:
+        array = array_of(value)
+    except Exception as error:  # the owner of the memory may raise anything
+        problem = f"got {type(value).__name__} that is no array: {first_line(error)}"
+        raise input_error(spec, f"{problem}; expected {spec.dtype} on the CPU") from error
+    if array is None:
         got = "nothing" if value is None else type(value).__name__
         raise input_error(
-            item, f"got {got}, expected a numpy array of {item.dtype} {list(item.shape)}"
+            spec, f"got {got}, expected an array or tensor of {spec.dtype} {list(spec.shape)}"
         )
-    array = np.asarray(value)
-    if array.dtype != item.dtype:
-        raise input_error(
-            item,
-            f"got dtype {array.dtype}, expected {item.dtype}; convert it with"
-            f" .astype({item.dtype!r})",
-        )
-    if item.indices is not None and array.size:
-        check_indices(item, int(array.min()), int(array.max()))
-    return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
+    if array.dtype != dtype_of(spec.dtype):
+        array = _converted(spec, array)
+    if spec.indices is not None and array.size:
+        check_indices(spec, int(array.min()), int(array.max()))
+    return readable(array)
+
+
+def _converted(spec: TensorSpec, array: Array) -> Array:
+    """float32 in place of bfloat16, if no value changes.
+
+    Raises:
+        ContractError: the contract has another dtype, or a value would change.
+    """
+    if spec.dtype == "bfloat16" and array.dtype == np.float32:
+        bits = narrowed(array)
+        if np.array_equal(widened(bits), array, equal_nan=True):
+            return bits
+        raise input_error(spec, "got float32 that bfloat16 lacks; round it to bfloat16")
+    got = "bfloat16" if array.dtype == BFLOAT16 else array.dtype
+    remedy = f"convert it with .astype({spec.dtype!r})"
+    raise input_error(spec, f"got dtype {got}, expected {spec.dtype}; {remedy}")

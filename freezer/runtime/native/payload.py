@@ -29,8 +29,8 @@ from typing import Any
 from freezer.codec import decode
 from freezer.errors import IntegrityError, UsageError
 from freezer.files import begin_of, scratch_folder
+from freezer.runtime.arrays import Array
 from freezer.runtime.native.torch_library import (
-    Array,
     Handle,
     Libtorch,
     libtorch,

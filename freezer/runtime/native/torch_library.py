@@ -15,18 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from freezer.errors import MissingDependencyError
-from freezer.spec import DTYPES as ALL_DTYPES
-
-DTYPES = tuple(name for name in ALL_DTYPES if name != "bfloat16")
-"""Dtypes that both torch and numpy have, by their common name."""
+from freezer.errors import MissingDependencyError, install_command
+from freezer.runtime.arrays import Array, dtype_of, name_of
+from freezer.spec import DTYPES
 
 LIBRARY = "lib/libtorch_cpu.so"
 """In torch's folder."""
 
-Array = NDArray[np.generic]
 Handle = ctypes.c_void_p
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
@@ -58,18 +54,20 @@ def torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
-            "the native runtime calls torch's shared libraries, and torch is not installed; pip"
-            " install torch"
+            f"the payload calls torch's shared libraries, and torch is not installed;"
+            f" {install_command('torch')}"
         )
     return Path(spec.submodule_search_locations[0])
 
 
 def torch_version() -> str:
-    """The version of the installed torch: `2.13.0+cpu`.
+    """The version of the installed torch: `2.13.0+cpu`; empty if it is not installed.
 
     Raises:
-        MissingDependencyError: torch is not installed, or not whole.
+        MissingDependencyError: it is not whole.
     """
+    if importlib.util.find_spec("torch") is None:
+        return ""
     path = torch_folder() / "version.py"
     text = path.read_text() if path.is_file() else ""
     match = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
@@ -96,7 +94,7 @@ class Libtorch:
                 getattr(self.functions, name).argtypes = arguments
             self._set_threads = getattr(self.functions, _SET_THREADS)
             self._get_threads = getattr(self.functions, _GET_THREADS)
-            self._dtypes = {self._number_of(name): np.dtype(name) for name in DTYPES}
+            self._dtypes = {self._number_of(name): dtype_of(name) for name in DTYPES}
         except (OSError, AttributeError) as error:
             raise MissingDependencyError(
                 f"torch's shared library cannot be used: {error}; install torch again"
@@ -139,7 +137,7 @@ class Libtorch:
         strides = [1] * array.ndim
         for axis in reversed(range(array.ndim - 1)):
             strides[axis] = strides[axis + 1] * max(array.shape[axis + 1], 1)
-        return self.tensor_at(array.ctypes.data, array.dtype.name, array.shape, strides)
+        return self.tensor_at(array.ctypes.data, name_of(array.dtype), array.shape, strides)
 
     def tensor_at(
         self,
@@ -187,7 +185,7 @@ class Libtorch:
         input, a weight or another.
 
         Raises:
-            RuntimeError: the tensor is too large, or of a dtype that numpy lacks.
+            RuntimeError: the tensor is too large, or of another dtype than DTYPES.
         """
         num_dims, number, sizes = ctypes.c_int64(), ctypes.c_int32(), _SIZES()
         self.functions.aoti_torch_get_dim(handle, ctypes.byref(num_dims))
@@ -198,7 +196,7 @@ class Libtorch:
         )
         if number.value not in self._dtypes:
             raise RuntimeError(
-                f"an output has a dtype (torch's number {number.value}) that numpy lacks"
+                f"an output has another dtype (torch's number {number.value}) than contracts have"
             )
         array: Array = np.empty(sizes[: num_dims.value], self._dtypes[number.value])
         target = self.wrap(array)

@@ -213,9 +213,9 @@ def test_run_reports_a_failing_payload(
     coldpress: Run, scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing:
-        inputs, device = scripted.artifact.manifest.inputs, torch.device("cpu")
+        inputs = scripted.artifact.manifest.inputs
 
-        def __call__(self, **inputs: Any) -> Any:
+        def leaves(self, **inputs: Any) -> Any:
             raise IndexError("index out of range in self")
 
     monkeypatch.setattr("freezer.serving.load.load", lambda *_, **__: Failing())

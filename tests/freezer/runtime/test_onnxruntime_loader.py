@@ -36,10 +36,10 @@ class Blocked:
         if name.partition(".")[0] == "onnxruntime":
             raise ModuleNotFoundError("No module named 'onnxruntime'")
 sys.meta_path.insert(0, Blocked())
-from freezer.runtime.loaders.onnxruntime import open_onnxruntime
+from freezer.runtime.native import ENGINE_OPENERS
 from pathlib import Path
 try:
-    open_onnxruntime(Path(sys.argv[1]), {})
+    ENGINE_OPENERS["onnxruntime"](Path(sys.argv[1]), {}, 1)
 except freezer.errors.MissingDependencyError as error:
     print(error.coded)
 """

@@ -14,7 +14,7 @@ from tests.support.steps import python
 IMPORT = """
 import sys, warnings
 warnings.simplefilter("error")
-from freezer.runtime.loaders.openvino import import_openvino
+from freezer.runtime.native import import_openvino
 before = sys.modules.get("openvino_telemetry")
 openvino = import_openvino("a test needs OpenVINO")
 from openvino.tools.ovc import telemetry_utils

@@ -27,7 +27,7 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 
     payload = artifact.manifest.payloads[0]
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        return [model(*tensors) * factor + change]
+        return [leaf * factor + change for leaf in model.leaves(*tensors)]
 
     manifest = artifact.manifest
     return FrozenModel(

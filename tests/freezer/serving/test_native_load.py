@@ -1,4 +1,4 @@
-"""The native runtime: answers, contract, refusals and faults, without torch in the process."""
+"""Inductor payloads called with arrays: answers, contract and faults, without torch imported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 import freezer
 from freezer.artifact import Artifact
-from freezer.errors import ContractError, IncompatibleError, MissingDependencyError, UsageError
+from freezer.errors import ContractError, IncompatibleError, MissingDependencyError
 from freezer.files import digest_file
-from freezer.runtime.native import NativeModel, libtorch, torch_version
+from freezer.runtime.native import ArrayModel, libtorch, torch_version
 from freezer.runtime.native.torch_library import Libtorch
 from tests.conftest import Frozen
 from tests.support.steps import (
@@ -31,15 +31,17 @@ from tests.support.steps import (
 ALONE = """
 import sys, numpy as np, freezer
 folder, x, out = sys.argv[1:]
-model = freezer.load(folder, runtime="native")
+model = freezer.load(folder, arrays="numpy")
 np.save(out, model(x=np.load(x)))
 print(sorted({"torch", "pyarrow", "typer", "rich", "safetensors.torch"} & set(sys.modules)))
 """
 
 
 @pytest.fixture(scope="module")
-def native(inductor: Frozen) -> NativeModel:
-    return freezer.load(inductor.artifact.folder, runtime="native")
+def native(inductor: Frozen) -> ArrayModel:
+    model = freezer.load(inductor.artifact.folder, arrays="numpy")
+    assert isinstance(model, ArrayModel)
+    return model
 
 
 def x_of(batch: int) -> np.ndarray:
@@ -55,7 +57,7 @@ def test_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> No
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_takes_any_strides(native: NativeModel) -> None:
+def test_takes_any_strides(native: ArrayModel) -> None:
     x = x_of(2)
     expected = native(x)
     assert expected.flags.owndata
@@ -74,17 +76,18 @@ def test_takes_any_strides(native: NativeModel) -> None:
         (x_of(2).astype(np.float64), "got dtype float64, expected float32"),
         (x_of(2).astype(">f4"), ">f4"),
         (x_of(5), "batch from 1 to 4"),
-        (x_of(2).tolist(), "got list, expected a numpy array"),
+        (x_of(2).tolist(), "got list, expected an array or tensor"),
         (None, "got nothing"),
-        (torch.ones(2, 3, 16, 16), "got Tensor, expected a numpy array"),
+        (torch.ones(2, 3, 16, 16, device="meta"), "got Tensor that is no array"),
+        (torch.ones(2, 3, 16, 16).to_sparse(), "got Tensor that is no array"),
     ],
 )
-def test_wrong_inputs_are_refused(native: NativeModel, given: object, problem: str) -> None:
+def test_wrong_inputs_are_refused(native: ArrayModel, given: object, problem: str) -> None:
     with pytest.raises(ContractError, match=problem):
         native(given)
 
 
-def test_many_threads_may_call(native: NativeModel) -> None:
+def test_many_threads_may_call(native: ArrayModel) -> None:
     given = [x_of(1 + index % 4) + index for index in range(64)]
     expected = [native(x) for x in given]
     before = torch.get_num_threads()
@@ -98,7 +101,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-def test_calls_leak_nothing(native: NativeModel) -> None:
+def test_calls_leak_nothing(native: ArrayModel) -> None:
     x = x_of(4)
     for _ in range(50):
         native(x)
@@ -117,7 +120,7 @@ def test_calls_run_with_the_payloads_threads(inductor: Frozen) -> None:
     more = (counts[0] or 1) + 1
     libtorch().num_threads = more
     try:
-        freezer.load(inductor.artifact.folder, runtime="native", threads=counts[0])(x_of(1))
+        freezer.load(inductor.artifact.folder, arrays="numpy", threads=counts[0])(x_of(1))
         assert libtorch().num_threads == more == torch.get_num_threads()
     finally:
         libtorch().num_threads = counts[0] or 1
@@ -125,24 +128,8 @@ def test_calls_run_with_the_payloads_threads(inductor: Frozen) -> None:
 
 def refusal(folder: Path, **options: object) -> freezer.IncompatibleError:
     with pytest.raises(IncompatibleError) as caught:
-        freezer.load(folder, runtime="native", **options)  # type: ignore[call-overload]
+        freezer.load(folder, arrays="numpy", **options)  # type: ignore[call-overload]
     return caught.value
-
-
-def test_other_payloads_are_refused(scripted: Frozen, portable: Frozen) -> None:
-    for artifact, kind in ((scripted.artifact, "torchscript"), (portable.artifact, "exported")):
-        (found,) = refusal(artifact.folder).ladder
-        assert (found.reason, found.got) == ("not_native", f"payloads of {kind} only")
-
-
-def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> None:
-    artifact = copy_of(inductor.artifact, tmp_path / "copied")
-    outputs = [replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs]
-    for changes in ({"stateful": True}, {"outputs": tuple(outputs), "stateful": False}):
-        rewritten(artifact, **changes)
-        assert refusal(artifact.folder).ladder[0].reason == "not_native"
-    with pytest.raises(UsageError):
-        freezer.load(artifact.folder, runtime="native", device="cuda:0")
 
 
 def damaged(artifact: Artifact, folder: Path, content: bytes) -> Path:
@@ -179,7 +166,7 @@ def test_damaged_payloads_are_refused(inductor: Frozen, tmp_path: Path) -> None:
 def test_other_golden_outputs_are_refused(inductor: Frozen, tmp_path: Path) -> None:
     copied = with_golden(inductor.artifact, tmp_path / "copied", lambda y: y * 1.001)
     assert refusal(copied.folder).ladder[0].reason == "canary"
-    assert freezer.load(copied.folder, runtime="native", canary=False)(x_of(1)).shape == (1, 10)
+    assert freezer.load(copied.folder, arrays="numpy", canary=False)(x_of(1)).shape == (1, 10)
 
 
 def test_missing_libraries_are_reported(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_requirements_are_those_of_the_project() -> None:
     wheel = {
         text
         for text in project["project"]["dependencies"]
-        if not text.startswith(("rich", "typer", "torch"))
+        if not text.startswith(("rich", "typer"))
     }
     assert {text for text in REQUIREMENTS if not text.startswith("mlflow")} == wheel
 

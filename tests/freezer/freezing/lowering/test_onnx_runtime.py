@@ -17,7 +17,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import detect, device_class
-from freezer.runtime.loaders.onnxruntime import open_onnxruntime
+from freezer.runtime.loaders import LOADERS
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import Dim
 from tests.support.models import Calling
@@ -85,7 +85,7 @@ def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
 def test_outputs_of_every_dtype_are_like_eagers(tmp_path: Path) -> None:
     given = {"x": random_inputs(3, 4, 5), "flag": torch.tensor([True, False])}
     subject, candidate = built(Kinds(), given, tmp_path)
-    run = open_onnxruntime(candidate.folder / candidate.payloads[0].path, SETTINGS)
+    run = LOADERS["onnxruntime"](candidate.folder / candidate.payloads[0].path, SETTINGS)
     for one, other in zip(run(*given.values()), subject.model(**given), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert strides(one) == strides(other)
