@@ -313,9 +313,8 @@ def _aliases(client: MlflowClient, name: str, version: Version) -> dict[str, dic
         found = client.search_model_versions(f"tags.`{ARTIFACT}` = '{image.digest}'")
         if not found:
             raise NotPublishedError(
-                f"MLflow at {client.tracking_uri} has no version for {device_class} of"
-                f" {version.model}:{version.number}; log it with `coldpress replay --all`, or use"
-                " --tracking-uri none"
+                f"MLflow at {client.tracking_uri} lacks {device_class} of {version.model}:"
+                f"{version.number}; log it with `coldpress replay --all`, or --tracking-uri none"
             )
         for each in sorted(found, key=lambda each: -int(each.version)):
             numbers = wanted.setdefault(each.name, {})
@@ -346,6 +345,6 @@ def aliased_artifacts(tracking_uri: str) -> set[str]:
         )
         for model in models:
             for number in set(model.aliases.values()):
-                tags = client.get_model_version(model.name, number).tags
-                digests.add(tags.get(ARTIFACT, ""))
+                version = client.get_model_version(model.name, number)
+                digests.add(version.tags.get(ARTIFACT, ""))
     return digests

@@ -57,8 +57,7 @@ def run_onnx(
         providers=["CPUExecutionProvider"],
     )
     inputs = [port.name for port in session.get_inputs()]
-    arrays = [tensor.numpy() for tensor in source.inputs]
-    feeds = dict(zip(inputs, arrays, strict=False))
+    feeds = dict(zip(inputs, map(Tensor.numpy, source.inputs), strict=False))
     results = [torch.from_numpy(value) for value in session.run(None, feeds)]
     named = dict(zip([*own, *more], results, strict=True))
     ordered = {name: named[name] for name in made if name in named}
