@@ -286,6 +286,26 @@ def test_only_takes_matching_names(tmp_path: Path) -> None:
         read_catalog(catalog, only=["z*"])
 
 
+LEVELS = range(1, 9)
+LAUGHS = {
+    "lists": "a0: &a0 [x]\n"
+    + "".join(f"      a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in LEVELS),
+    "merged": "a0: &a0 {x: 1}\n"
+    + "".join(f"      a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in LEVELS),
+    "texts": "a0: &a0 " + "x" * 100_000 + "\n      a1: [" + ", ".join(["*a0"] * 1000) + "]\n",
+    "sexagesimal": "a0: " + "1:" * 400_000 + "1\n",
+    "hexadecimal": "a0: 0x" + "f" * 100_000 + "\n",
+}
+
+
+@pytest.mark.parametrize("args", LAUGHS.values(), ids=LAUGHS)
+def test_small_texts_with_huge_values_are_rejected(tmp_path: Path, args: str) -> None:
+    """Such catalogs took all memory, or never ended."""
+    with pytest.raises(CatalogError) as caught:
+        read_catalog(write(tmp_path, entry() + "    args:\n      " + args))
+    assert caught.value.code == "CP-CATALOG"
+
+
 SCALARS = (
     *('!!int ""', "!!int x", "!!int [1]", "!!bool maybe", "!!timestamp x", "2001-99-99"),
     *("!!binary x", '!!float ""', "!!python/name:os.system x", "1e999", "0x" + "f" * 60),
