@@ -1,7 +1,7 @@
 """Read catalog files (YAML, JSON, JSON Lines) into plain records with their line, and
 Python objects with the same fields.
 
-Deep nesting and duplicate fields are rejected.
+Oversized files, deep nesting and duplicate fields are rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from freezer.codec import Json, JsonView, frozen
 from freezer.errors import CatalogError, UsageError, expected_names
 from freezer.spec import Point
 
+MAX_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
+MAX_DIGITS = 64
 
 EMPTY = "CP-CATALOG-EMPTY"
 """Error code of a catalog without entries."""
@@ -116,7 +118,9 @@ def _merged(defaults: JsonView, entry: JsonView) -> Json:
 
 
 def _composed(content: bytes, path: Path) -> yaml.Node | None:
-    """The nodes of a YAML text, after a check of its nesting, on which the parser would crash."""
+    """The nodes of a YAML text, after checks of its nesting, on which the parser would crash, and
+    of its size with aliases followed.
+    """
     depth = 0
     for event in yaml.parse(content, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -125,24 +129,42 @@ def _composed(content: bytes, path: Path) -> yaml.Node | None:
             raise CatalogError(f"{path}: values are nested more than {MAX_DEPTH} deep")
     root: yaml.Node | None = yaml.compose(content, Loader=_Loader)
     if root is not None:
-        _check_node(root, path, 1)
+        _check_node(root, path, 1, MAX_BYTES)
     return root
 
 
-def _check_node(node: yaml.Node, path: Path, depth: int) -> None:
-    """Check a node and what is in it.
+def _check_node(
+    node: yaml.Node,
+    path: Path,
+    depth: int,
+    rest: int,
+) -> int:
+    """Check a node; return how many bytes of the rest its own values leave, with aliases followed.
 
     Raises:
-        CatalogError: an alias contains itself, or a field is given twice.
+        CatalogError: a number or the catalog is too large, an alias contains itself, or a field is
+            given twice.
     """
-    if depth > MAX_DEPTH:
-        raise CatalogError(f"{_place(node, path)}: an alias contains itself; write the values out")
-    children = node.value if isinstance(node, yaml.CollectionNode) else ()
+    if depth > MAX_DEPTH or rest <= 0:
+        raise CatalogError(
+            f"{_place(node, path)}: an alias contains itself, or repeats more than"
+            f" {MAX_BYTES / 1e6:.0f} MB; write the values out, or write JSON Lines (.jsonl)"
+        )
+    if isinstance(node, yaml.ScalarNode):
+        is_number = node.tag.endswith((":int", ":float"))
+        if is_number and len(node.value) > MAX_DIGITS:  # `1:1:1` has base 60
+            raise CatalogError(
+                f"{_place(node, path)}: got a number of {len(node.value)} characters, expected at"
+                f" most {MAX_DIGITS}; put a text in quotes"
+            )
+        return rest - len(node.value) - 8
+    children = node.value
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicates(node, path)
         children = chain.from_iterable(node.value)
     for child in children:
-        _check_node(child, path, depth + 1)
+        rest = _check_node(child, path, depth + 1, rest)
+    return rest - 8
 
 
 def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
