@@ -41,6 +41,7 @@ from pipeline.tracking.run_records import (
     KIND,
     OUTCOME,
     RunRecord,
+    plot_of,
     run_records,
 )
 
@@ -234,6 +235,8 @@ class Projection:
         )
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
+            if record.explanation:
+                files |= plot_of(record.explanation)
             self._upload(run.info.artifact_uri, files)
         self.client.set_terminated(
             run_id,

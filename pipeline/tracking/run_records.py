@@ -8,6 +8,7 @@ metric name makes a section in MLflow's pages.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import posixpath
 import re
@@ -17,6 +18,7 @@ from typing import Literal
 from freezer.artifact import (
     FREEZING,
     UNMEASURED,
+    Explanation,
     PointFigures,
     describe_freezing,
     figures_text,
@@ -59,6 +61,7 @@ class RunRecord:
 
     Attributes:
         texts: text files by name.
+        explanation: where drift enters, for a plot; None if unknown.
         duration_s: wall time of the build.
     """
 
@@ -70,6 +73,7 @@ class RunRecord:
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
+    explanation: Explanation | None = None
 
     @property
     def digest(self) -> str:
@@ -132,7 +136,6 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         texts[FREEZING] = freezing_markdown(title, verdict, rows)
     if candidate.explanation:
         texts["explained.txt"] = candidate.explanation.text()
-        texts["explained.svg"] = candidate.explanation.svg()
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
     return RunRecord(
@@ -142,9 +145,31 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         params=_params(outcome) | _candidate_params(candidate),
         metrics=_metrics(outcome, candidate),
         texts=texts,
+        explanation=candidate.explanation,
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
     )
+
+
+def plot_of(explanation: Explanation) -> dict[str, bytes]:
+    """The plot of an explanation as a file: a PNG with matplotlib, else an SVG."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return {"explained.svg": explanation.svg().encode()}
+    figure = Figure(figsize=(10, 4), layout="tight")
+    axes = figure.subplots()
+    names = [score.node for score in explanation.nodes]
+    for label in ("local", "accumulated"):
+        errors = [getattr(score, label).relative for score in explanation.nodes]
+        axes.plot(names, errors, marker=".", label=label)
+    axes.set_yscale("log")
+    axes.set_title(f"{explanation.recipe}: error as a share of the rms")
+    axes.tick_params(axis="x", rotation=90)
+    axes.legend()
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return {"explained.png": content.getvalue()}
 
 
 def _candidate_verdict(outcome: Outcome, candidate: CandidateReport) -> str:
