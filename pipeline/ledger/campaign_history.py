@@ -13,7 +13,7 @@ from freezer.errors import UsageError
 from freezer.store import Store
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import keep_newest, ledger_folder
-from pipeline.ledger.segments import LedgerRow, read_rows
+from pipeline.ledger.segments import LedgerRow, part_paths, read_rows
 from pipeline.records import Outcome
 
 
@@ -34,6 +34,7 @@ class History:
 
     def __init__(self, store: Store) -> None:
         self.folder = ledger_folder(store)
+        self._parts: set[str] = set()
         self._keys: dict[str, set[str]] = {}  # judge_keys by model
         self._records: dict[str, LedgerRow] = {}
         self._passes: dict[str, LedgerRow] = {}  # of those that ended, the last
@@ -82,13 +83,18 @@ class History:
             )
         return record
 
+    def refresh(self, campaign: str) -> None:
+        """Read again if the campaign has written since; call it under the campaign's lock."""
+        if not {path.name for path in part_paths(self.folder, campaign)} <= self._parts:
+            self._read()
+
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
         """Return the final outcomes of a campaign, in the order of the catalog."""
         until = record.finished if record.finished is not None else float("inf")
         rows = [self._row(campaign, member, until) for member in record.members]
         pairs = list(zip(record.members, rows, strict=True))
         unfinished = {member.model for member, row in pairs if row is None}
-        reached: list[Reached] = []
+        reached = []
         for member, row in pairs:
             is_hidden = member.cached and member.model in unfinished
             if row is not None and not is_hidden:
@@ -113,6 +119,18 @@ class History:
         """Return the names of all models with an outcome, sorted."""
         return sorted(self._keys)
 
+    def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """Return outcomes that only earlier starts of a campaign reached: the newest of each model
+        and class not in its record.
+        """
+        named = {(member.model, member.device_class) for member in record.members}
+        newest: dict[tuple[str, str], LedgerRow] = {}
+        for rows in self._outcomes.values():
+            row = rows.get(campaign)
+            if row is not None and (row.model, row.device_class) not in named:
+                keep_newest(newest, (row.model, row.device_class), row)
+        return [self._reached(row) for row in newest.values()]
+
     def _row(
         self,
         campaign: str,
@@ -135,6 +153,7 @@ class History:
         )
 
     def _read(self) -> None:
+        paths = part_paths(self.folder)
         for row in read_rows(self.folder, kinds=("campaign", "pass", "outcome")):
             if row.kind != "outcome":
                 keep_newest(self._records if row.kind == "campaign" else self._passes, row.key, row)
@@ -142,6 +161,7 @@ class History:
                 of_key = self._outcomes.setdefault((row.key, row.model), {})
                 keep_newest(of_key, row.campaign, row)
                 self._keys.setdefault(row.model, set()).add(row.key)
+        self._parts = {path.name for path in paths}
 
     def _reached(self, row: LedgerRow, *, cached: bool = False) -> Reached:
         """The outcome of a row, cached or not as in its campaign. A page reads each twice."""

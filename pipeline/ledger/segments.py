@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -193,9 +194,10 @@ def drop_parts(parts: Iterable[Part], remote: RemoteFiles | None) -> None:
                 remote.remove(f"{LEDGER}/{part.path.name}")
 
 
-def part_paths(folder: Path) -> list[Path]:
-    """Return the files of a ledger's parts, sorted."""
-    return sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{OLD_SUFFIX}")])
+def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
+    """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
+    mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
+    return sorted(chain(folder.glob(mine + SUFFIX), folder.glob(mine + OLD_SUFFIX)))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:

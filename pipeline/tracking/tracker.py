@@ -264,7 +264,7 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
-    replayed = partial(_replay_one, store, tracking_uri, mode=mode, page=page, say=say)
+    replayed = partial(_replay_one, store, history, tracking_uri, mode=mode, page=page, say=say)
     if campaign is not None:
         history.record(campaign)
         return replayed(campaign).failures
@@ -283,6 +283,7 @@ def replay(
 
 def _replay_one(
     store: Store,
+    history: History,
     tracking_uri: str,
     campaign: str,
     *,
@@ -291,11 +292,11 @@ def _replay_one(
     say: Note,
 ) -> Tracker:
     with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
-        history = History(store)
+        history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)
         models: dict[str, list[Reached]] = {}
-        for item in members:
+        for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
         tracker.start(
