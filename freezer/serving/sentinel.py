@@ -58,7 +58,8 @@ SLACK_S = 1e-4
 MAX_SHAPES = 64
 """Shapes of inputs whose times are known; further ones are not timed."""
 
-NICE = 19
+NICE = 10
+"""Enough to leave the CPUs to calls, and to get 1% of busy ones."""
 
 logger = logging.getLogger("coldpress")
 

@@ -44,7 +44,7 @@ def test_scrape_configurations_and_alerts_are_valid(name: str, tmp_path: Path) -
     shutil.copy(FOLDER / "alerts.yml", tmp_path)
     (tmp_path / name).write_text(yaml.safe_dump(configuration))
     said = output("promtool", "check", "config", tmp_path / name)
-    assert "SUCCESS: 5 rules found" in said
+    assert "SUCCESS: 6 rules found" in said
 
 
 def test_both_configurations_have_the_same_jobs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,16 +133,18 @@ def test_wrong_answers_are_seen(model: Any) -> None:
 
 
 def test_slow_calls_are_seen(model: Any) -> None:
-    called(model, lambda seen: seen.speed_ratio > SLOW)
+    """The tests beside this one may be what makes calls slow before."""
+    before = called(model, lambda seen: not math.isnan(seen.speed_ratio)).speed_ratio
     opened = model.loaded.model._payloads[0]
     run = opened.run
 
     def slowed(*tensors: torch.Tensor) -> Any:
-        time.sleep(0.003)
+        time.sleep(0.02)
         return run(*tensors)
 
     object.__setattr__(opened, "run", slowed)
-    assert called(model, lambda seen: seen.speed_ratio < SLOW).error_ratio != 2
+    least = min(SLOW, before / 2)
+    assert called(model, lambda seen: seen.speed_ratio < least).speed_ratio < SLOW
 
 
 def test_without_a_portable_artifact_nothing_is_checked(scripted: Frozen, tmp_path: Path) -> None:
