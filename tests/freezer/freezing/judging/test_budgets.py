@@ -199,7 +199,7 @@ def test_weights_in_int8_are_not_enough(
     """OpenVINO reports a matrix product in float32 as int8 if its weights are."""
     import openvino
 
-    class Exact(openvino.Core):
+    class Exact(openvino.Core):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.set_property("CPU", {"LP_TRANSFORMS_MODE": "NO"})
