@@ -30,6 +30,7 @@ from benchmarks.pages import machine, markdown_table, results_page
 from freezer.errors import BuildError
 from freezer.freezing.candidates import build
 from freezer.freezing.freeze import FreezeOptions, freeze
+from freezer.freezing.lowering import open_vino
 from freezer.freezing.models import SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import OPENVINO_SETTINGS, RECIPES
 from freezer.freezing.target import class_here, target_here
@@ -59,6 +60,22 @@ CLASS = class_here((), ("bf16", "int8"))
 OPTIONS = FreezeOptions(num_threads=1, limits=ANY_SPEED, policy=QUICK, precision=["int8"])
 
 
+QUANTIZED = open_vino._quantized
+
+
+def with_other_levels(*given: Any) -> Any:
+    """Quantize a model of OpenVINO to levels that are not those of 8 bits, which kernels lack."""
+    from openvino import opset13
+
+    made = QUANTIZED(*given)
+    for op in made.get_ordered_ops():
+        if op.get_type_name() == "FakeQuantize":
+            levels = opset13.fake_quantize(*op.input_values(), levels=2**16)
+            for reader in op.output(0).get_target_inputs():
+                reader.replace_source_output(levels.output(0))
+    return made
+
+
 SAME: Any = lambda model, *_, **__: model  # noqa: E731
 ANNOTATE = (
     "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer.annotate"
@@ -67,13 +84,13 @@ UNFROZEN = {**RECIPES[INDUCTOR].settings["inductor"], "freezing": False}
 
 FALLBACKS: tuple[tuple[str, str, str, Any], ...] = (
     ("openvino-bf16", "float32 hint", "openvino", OPENVINO_SETTINGS),
-    (OPENVINO, "switched off", "openvino", {**OPENVINO_SETTINGS, "LP_TRANSFORMS_MODE": "NO"}),
+    (OPENVINO, "16 bits", "freezer.freezing.lowering.open_vino._quantized", with_other_levels),
     (OPENVINO, "not quantized", "freezer.freezing.lowering.open_vino._quantized", SAME),
     (ONNXRUNTIME, "not fused", "session", {"session.disable_quant_qdq": "1"}),
     (ONNXRUNTIME, "not optimized", "freezer.freezing.lowering.onnx_runtime.optimized", SAME),
     (ONNXRUNTIME, "not quantized", "freezer.freezing.lowering.onnx_runtime._quantized", SAME),
     (INDUCTOR, "not frozen", "inductor", UNFROZEN),
-    (INDUCTOR, "gradients", "torch.no_grad", torch.enable_grad),
+    (INDUCTOR, "not fused", "torch._inductor.freezing.freezing_passes", MagicMock()),
     (INDUCTOR, "not annotated", ANNOTATE, lambda _, model: model),
     (
         "inductor-bf16",

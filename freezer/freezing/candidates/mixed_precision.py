@@ -115,7 +115,8 @@ class NodeSearch:
         return next(iter(prefixes[first:]), ())
 
     def _keeps_without(self, exact: Sequence[str]) -> bool:
-        lowering, captured = LOWERINGS["openvino"], replace(self.captured, exact=exact)
+        lowering = LOWERINGS["openvino"]
+        captured = replace(self.captured, exact=exact)
         with scratch_folder() as folder:
             path = Path(folder) / f"searched{lowering.SUFFIX}"
             with suppress(BuildError):  # no product is left in int8

@@ -131,7 +131,8 @@ class ShapeBuild:
         samples, searched once for all recipes and shapes, unless the model is large.
         """
         subject = self.attempt.subject
-        held_out, is_int8 = subject.held_out, self.recipe.precision.startswith("int8")
+        held_out = subject.held_out
+        is_int8 = self.recipe.precision.startswith("int8")
         is_done = self.further or KEPT_NODES in self.recipe.settings
         if held_out is None or not is_int8 or is_done or is_large(subject.model):
             return ()

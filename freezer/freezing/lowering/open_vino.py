@@ -198,7 +198,8 @@ def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterato
         info = {name: str(value.value) for name, value in op.get_rt_info().items()}
         if info.get("layerType") in _PRODUCTS:
             name, *_ = info.get("originalLayersNames", op.get_friendly_name()).split(",")
-            precision = info["runtimePrecision"]
+            # `runtimePrecision` may be that of weights, which the kernel converts.
+            precision = info["primitiveType"].rpartition("_")[2].lower()
             yield name, _PRECISIONS.get(precision, precision)
 
 

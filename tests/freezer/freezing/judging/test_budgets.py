@@ -192,6 +192,24 @@ def test_silent_float32_fails_the_build(
     assert "stayed in floating point" in result.failures[name]
 
 
+@needs_gain
+def test_weights_in_int8_are_not_enough(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO reports a matrix product in float32 as int8 if its weights are."""
+    import openvino
+
+    class Exact(openvino.Core):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.set_property("CPU", {"LP_TRANSFORMS_MODE": "NO"})
+
+    monkeypatch.setattr(openvino, "Core", Exact)
+    budget = {"samples": samples, "cosine_min": 0.9}
+    result = frozen(tmp_path / "out", budget, ["openvino", "openvino-int8"], precision=["int8"])
+    assert "stayed in floating point" in result.failures["openvino-int8"]
+
+
 class Elementwise(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return torch.tanh(image.flatten(1)) * 3
