@@ -4,7 +4,6 @@ go.
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
@@ -82,27 +81,3 @@ def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path:
     assert {task.node_id for task in ran if task.kind == "judge"} == {first}
     assert second in {task.node_id for task in ran if task.kind == "build"}
     assert all(count == 1 for count in driver.built.values()), driver.built
-
-
-def test_keys_stay_when_the_smallest_node_is_gone(
-    private_cluster: RayCluster, tmp_path: Path
-) -> None:
-    """An interrupted campaign continues with the thread count that it started with, and repeats no
-    build.
-    """
-    folder = tmp_path / "continued"
-    write_slow_catalog(folder, "ab", seconds=0.0)
-    private_cluster.start(num_cpus=2, classes=[V3])
-    small = private_cluster.start(num_cpus=1, classes=[V3])
-    command = watched(folder, f"device_classes={V3}")
-    first = Driver(private_cluster.popen(command))
-    first.wait_for(" judged ")
-    first.process.send_signal(signal.SIGINT)
-    assert first.end(100) == 130, first.output
-    small.kill()
-    second = Driver(private_cluster.popen(command))
-    assert second.end() == 0, first.output + second.output
-    assert {item["num_threads"] for item in outcomes(folder).values()} == {1}
-    assert first.built
-    assert second.built.keys().isdisjoint(first.built)
-    assert {item["version"] for item in outcomes(folder).values()} == {1}

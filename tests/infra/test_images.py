@@ -4,7 +4,6 @@ image.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -74,28 +73,6 @@ STAGES = {file.name.removesuffix(".Dockerfile"): stages(file) for file in FILES}
 def commands(image: str) -> list[str]:
     """Arguments that build.sh gives to the builder."""
     return shlex.split(output("env", "BUILDER=echo", IMAGES / "build.sh", image))
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, {"coldpress-worker", "coldpress-worker:0.1.0"}),
-        ({"VARIANT": "arm64"}, {"coldpress-worker:0.1.0-arm64"}),
-        ({"TORCH": "2.99.0"}, {"coldpress-worker:0.1.0-torch2.99.0"}),
-        ({"TORCH": "2.99.0", "VARIANT": "arm64"}, {"coldpress-worker:0.1.0-torch2.99.0-arm64"}),
-    ],
-)
-def test_other_builds_leave_other_tags_alone(
-    variables: dict[str, str], expected: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    words = commands("coldpress-worker")
-    tags = {after for word, after in itertools.pairwise(words) if word == "--tag"}
-    assert tags == expected
-    assert ("TORCH=2.99.0" in words) == ("TORCH" in variables)
-    for file in ("campaign", "deployment"):
-        assert "TORCH=" in arguments(STAGES[file]["build"], "ARG")
 
 
 def target(image: str) -> Stage:
@@ -179,16 +156,6 @@ def test_copied_files_exist_in_the_context(file: str) -> None:
         for source in sources:
             assert list(ROOT.glob(source)), source
             assert f"{source}/".startswith(tuple(f"{path}/" for path in included)), source
-
-
-def test_manifests_name_images_that_are_built() -> None:
-    manifests = [path for path in (ROOT / "infra").rglob("*.y*ml") if "schemas" not in path.parts]
-    named = {
-        name
-        for path in manifests
-        for name in re.findall(r"image:\s*\S*?(coldpress-[a-z-]+)", path.read_text())
-    }
-    assert named <= set(BUILT)
 
 
 MISSING = [name for name in ("debootstrap", "podman", "runc") if shutil.which(name) is None]

@@ -4,9 +4,7 @@ the pods.
 
 from __future__ import annotations
 
-import copy
 import itertools
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from freezer.hardware import DEVICE_CLASSES
 from jobs.worker_labels import MEMORY_SHARE
 from tests.support.commands import output
-from tests.support.manifests import FLEET, KUBERNETES, PINNED, check_manifest, labels_of
+from tests.support.manifests import FLEET, KUBERNETES, check_manifest, labels_of
 from tests.support.raylets import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -126,21 +124,9 @@ def test_manifests_match_their_schemas(name: str) -> None:
         assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "coldpress"
 
 
-def test_ray_is_the_version_of_the_images() -> None:
-    assert cluster("base")["rayVersion"] == PINNED["ray"]
-
-
 def names(name: str) -> set[tuple[str, str]]:
     """The kinds and names of a kustomization's documents."""
     return {(document["kind"], document["metadata"]["name"]) for document in rendered(name)}
-
-
-def test_workers_alone_tolerate_the_taint_of_their_nodes() -> None:
-    """Which keeps the head, MLflow and others off them."""
-    taint = {"key": "coldpress.dev/worker", "operator": "Exists", "effect": "NoSchedule"}
-    every = {**all_pods("example"), **all_pods("example/job")}
-    tolerating = {name for name, pod in every.items() if taint in pod.get("tolerations", ())}
-    assert tolerating == set(FLEET)
 
 
 def test_groups_are_the_device_classes() -> None:
@@ -233,57 +219,3 @@ def test_ray_is_reached_only_as_documented() -> None:
     classes = [after for word, after in itertools.pairwise(words) if word == "--device-class"]
     assert classes == [group["groupName"] for group in cluster("base")["workerGroupSpecs"]]
     assert only("RayCluster", "base")[0]["metadata"]["name"] == OWN["ray.io/cluster"]
-
-
-def test_prometheus_finds_the_pods() -> None:
-    """KubeRay adds labels and the port `metrics` to Ray's pods."""
-    (head,) = pods("base")["head"]["containers"]
-    names = {port["name"] for port in head["ports"]} | {"metrics"}
-    for deployment in only("Deployment", "../serving"):
-        template = deployment["spec"]["template"]
-        names |= {port["name"] for port in template["spec"]["containers"][0]["ports"]}
-        assert template["metadata"]["labels"]["app"] == "coldpress-serve"
-    text = (ROOT / "infra" / "observability" / "prometheus-kubernetes.yml").read_text()
-    found = {}
-    for scrape in yaml.safe_load(text)["scrape_configs"]:
-        (selector,) = scrape["kubernetes_sd_configs"][0]["selectors"]
-        (port,) = [
-            rule["regex"] for rule in scrape["relabel_configs"] if rule.get("action") == "keep"
-        ]
-        ports = {name for name in names if re.fullmatch(port, name)}
-        found[scrape["job_name"]] = (selector["label"], ports)
-    assert found == {
-        "coldpress-driver": ("ray.io/node-type=head", {f"driver-{port}" for port in DRIVERS}),
-        "coldpress-serving": ("app=coldpress-serve", {"http"}),
-        "ray": ("ray.io/cluster=coldpress", {"metrics"}),
-    }
-
-
-def test_a_shared_store_is_mounted_everywhere() -> None:
-    (claim,) = only("PersistentVolumeClaim", "overlays/shared-store")
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    for pod in pods("overlays/shared-store").values():
-        (volume,) = [one["name"] for one in pod["volumes"] if "persistentVolumeClaim" in one]
-        assert {"name": volume, "mountPath": "/store"} in pod["containers"][0]["volumeMounts"]
-
-
-def test_autoscaling_covers_every_group() -> None:
-    """What Ray's autoscaler reads of the groups: it starts pods by labels and memory."""
-    from ray.autoscaler._private.kuberay.autoscaling_config import (
-        _derive_autoscaling_config_from_ray_cr,
-    )
-
-    (document,) = only("RayCluster", "overlays/autoscaling")
-    spec = document["spec"]
-    assert (spec["enableInTreeAutoscaling"], spec["autoscalerOptions"]["version"]) == (True, "v2")
-    types = _derive_autoscaling_config_from_ray_cr(copy.deepcopy(document))["available_node_types"]
-    assert types.pop("headgroup")["resources"]["CPU"] == 0
-    assert {name: found["labels"] for name, found in types.items()} == {
-        name: labels_of(name) for name in FLEET if name.startswith("cpu-")
-    }
-    for found in types.values():
-        assert (found["min_workers"], found["resources"]["CPU"]) == (0, 6)
-        assert found["resources"]["memory"] > 2 * 10**10
-    assert not any("replicas" in group for group in spec["workerGroupSpecs"]), (
-        "an apply would end the autoscaler's workers"
-    )

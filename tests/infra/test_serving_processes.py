@@ -4,14 +4,12 @@ load, SIGTERM and SIGKILL.
 
 from __future__ import annotations
 
-import asyncio
 import configparser
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,9 @@ from tests.support.commands import finished
 from tests.support.manifests import manifests
 from tests.support.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
 from tests.support.services import (
-    Load,
     X,
     is_ready,
     json_of,
-    load_url,
-    start_service,
 )
 from tests.support.steps import HERE
 
@@ -141,26 +136,6 @@ def parse(words: list[str]) -> None:
     program = typer.Typer()
     program.command()(main)
     typer.main.get_command(program).make_context("service", words)
-
-
-def loaded(url: str, *, clients: int, seconds: float) -> Load:
-    """Send requests from clients for some time."""
-    body = save({"x": X})
-    return asyncio.run(load_url(url, body, BINARY, concurrency=clients, seconds=seconds))
-
-
-@pytest.mark.slow
-def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
-    """Clients that keep their connections get answers on them until the end, and cannot connect
-    again.
-    """
-    port = free_port()
-    process = start_service("mlp", published.uri, port, "--device-class", HERE)
-    threading.Timer(3, process.terminate).start()
-    load = loaded(f"http://{LOOPBACK}:{port}/predict", clients=8, seconds=6)
-    assert process.wait(30) == 0
-    assert set(load.statuses) == {200}
-    assert load.statuses[200] > 100
 
 
 @pytest.mark.slow

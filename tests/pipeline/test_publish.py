@@ -13,10 +13,10 @@ from freezer.artifact import Artifact, GateRecord, PreviousRecord
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.catalog import Entry
-from pipeline.ledger import Ledger, ledger_folder, read_rows
+from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
 from pipeline.publish import Publisher
-from pipeline.records import Failure, Outcome
+from pipeline.records import Outcome
 from tests.conftest import Frozen
 from tests.support.campaigns import entry, judged, judged_folder, plan_of
 from tests.support.steps import HERE, blob_of, flip_a_byte
@@ -96,20 +96,6 @@ def test_version_is_published_after_the_last_class(site: Site) -> None:
     again = site.plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
-
-
-def test_unchanged_outcome_is_recorded_only_with_new_tags(site: Site) -> None:
-    site.publish_first()
-    for tags, num_new in (({}, 0), ({"team": "a"}, 2), ({"team": "a"}, 0)):
-        again = site.plan(tags=tags)
-        publisher = Publisher(again, site.store, site.ledger)
-        before = len(list(read_rows(ledger_folder(site.store))))
-        for item in again.items:
-            assert item.finished is not None
-            publisher.add(item, item.finished)
-        rows = list(read_rows(ledger_folder(site.store)))
-        assert len(rows) == before + num_new
-        assert all(row.data["outcome"]["tags"] == tags for row in rows[before:])
 
 
 def test_kept_eager_cpu_uses_the_portable_artifact(site: Site) -> None:
@@ -193,17 +179,6 @@ def test_version_without_portable_is_not_latest(site: Site) -> None:
     assert site.images == before
 
 
-def test_same_weights_are_carried_to_a_new_source(site: Site) -> None:
-    site.publish_first()
-    before = site.images[HERE]
-    changed = site.plan(source=replace(site.model.source, seed=7))
-    site.publish(changed, "kept-previous", "published", again=True)
-    assert site.images == {
-        HERE: before,
-        "portable": site.store.version("mlp:2").images["portable"].digest,
-    }
-
-
 def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
     site.publish_first()
     previous = PreviousRecord(
@@ -232,23 +207,6 @@ def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
     others = [regated(artifact) for artifact in site.artifacts.values()]
     site.store.publish("mlp", source_key="other", artifacts=others)
     assert "another artifact serves now" in site.plan(limits=REGATED).items[0].why
-
-
-def test_crashed_judge_is_recorded_at_once(site: Site) -> None:
-    first = site.plan()
-    here, anywhere = first.items
-    failure = Failure(kind="crash", code="CP-CRASH", message="because")
-    crashed = replace(site.outcome(here, "failed"), failure=failure)
-    publisher = Publisher(first, site.store, site.ledger)
-    assert publisher.add(here, crashed) == []
-    again, other = site.plan().items
-    assert again.finished == replace(crashed, cached=True)
-    assert other.finished is None
-    final = publisher.add(anywhere, site.outcome(anywhere, "published"))
-    assert [outcome.verdict for outcome in final] == ["failed", "published"]
-    rows = [row for row in read_rows(ledger_folder(site.store)) if row.kind == "outcome"]
-    classes = [row.device_class for row in rows]
-    assert classes == [HERE, HERE, "portable"], "at once, and again with what serves"
 
 
 def test_equal_models_have_separate_artifacts(site: Site, tmp_path: Path) -> None:
@@ -289,16 +247,6 @@ def test_lost_judged_artifact_is_a_disk_failure(site: Site) -> None:
     assert ends == [("failed", "disk", None)] * 2
     assert HERE in str(final[0].reason)
     assert site.store.models() == []
-
-
-def test_explain_names_what_changed(site: Site) -> None:
-    assert {item.why for item in site.plan().items} == {"never done"}
-    site.publish_first()
-    stricter = site.plan(limits=Limits(speedup_min=2)).items[0]
-    assert stricter.why.endswith(" limits.speedup_min")
-    source = site.model.source
-    other = site.plan(source=replace(source, args={**source.args, "hidden": 2})).items[0]
-    assert other.why.endswith(" source.args.hidden")
 
 
 @pytest.mark.parametrize("lost", ["model", "index", "image", "payload"])

@@ -1,19 +1,11 @@
 """Faults in the forms of a model between its export and what runs, each in one operator of one of
 eight small architectures.
-
-    python -m tests.support.planted_faults [WORD ...]
-
-plants those whose description has all the words, and prints whether `explain` finds the operator,
-with how many builds and in what time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
-import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -493,25 +485,3 @@ FAULTS: Sequence[Fault] = [
     *_of_engine("openvino", "recurrent", ("cat_2", "swapped inputs Concat 2")),
     *_of_engine("openvino", "listening", ("conv2d", "wrong constant Convolution 0")),
 ]
-
-
-def main(words: Sequence[str]) -> None:
-    """Print what is found."""
-    chosen = [fault for fault in FAULTS if all(word in str(fault) for word in words)]
-    found, times, builds = 0, list[float](), list[int]()
-    for number, fault in zip(itertools.count(1), chosen, strict=False):
-        explanation = explanation_of(fault)
-        node = explanation.guilty.node if explanation.guilty and explanation.fails else None
-        found += node == fault.node
-        times.append(explanation.wall_s)
-        builds.append(explanation.num_builds)
-        mark = "found" if node == fault.node else f"NOT FOUND, but {node}"
-        print(f"{number:3} {fault}: {mark} in {explanation.stage!r}", flush=True)
-    print(
-        f"{found} of {len(chosen)} found; median {statistics.median(times):.1f} s, at most"
-        f" {max(times):.1f} s; at most {max(builds)} builds"
-    )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

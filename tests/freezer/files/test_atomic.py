@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freezer.files import atomic, link_or_copy, link_whole, sync, write_whole
+from freezer.files import atomic, link_or_copy, link_whole, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "link")
 
@@ -46,15 +46,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
-def test_transient_errors_are_retried(disk: Disk, tmp_path: Path, step: str) -> None:
-    disk.errors[step] = iter([errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-    write_whole(tmp_path / "file", b"content")
-    assert (tmp_path / "file").read_bytes() == b"content"
-    assert names(tmp_path) == ["file"]
-    assert disk.done.count(f"{step}!") == 3
 
 
 @pytest.mark.parametrize("step", ["open", "fsync", "replace"])
@@ -97,32 +88,6 @@ def test_content_is_written_again_after_a_failed_sync(
     disk.errors["fsync"] = iter([errno.EIO])
     write_whole(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
-
-
-def test_sync_rewrites_a_file_that_cannot_be_synced(disk: Disk, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-    path.chmod(0o640)
-    before = path.stat().st_ino
-    sync(path)
-    assert path.stat().st_ino == before, "not rewritten"
-    disk.errors["fsync"] = iter([errno.EIO])
-    sync(path)
-    assert path.stat().st_ino != before
-    assert path.read_bytes() == b"content"
-    assert path.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_link_that_cannot_be_synced_becomes_a_copy(disk: Disk, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.write_bytes(b"content")
-    link_whole(source, tmp_path / "linked", mode=0o444)
-    assert (tmp_path / "linked").samefile(source)
-    disk.errors["fsync"] = iter([errno.EIO])
-    link_whole(source, tmp_path / "copied", mode=0o444)
-    assert not (tmp_path / "copied").samefile(source)
-    assert (tmp_path / "copied").stat().st_mode & 0o777 == 0o444
-    assert names(tmp_path) == ["copied", "linked", "source"]
 
 
 @pytest.mark.parametrize("give", [link_or_copy, link_whole])

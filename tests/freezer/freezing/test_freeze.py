@@ -18,7 +18,7 @@ from freezer.errors import ColdpressError, JudgeError, SpecError, UsageError
 from freezer.spec import Limits
 from tests.conftest import Frozen
 from tests.support.models import AttributeCounter, mlp, seeded
-from tests.support.steps import BATCH, HERE, QUICK_OPTIONS, quickly, random_inputs
+from tests.support.steps import BATCH, HERE, quickly, random_inputs
 
 X = random_inputs(2, 4)
 
@@ -136,30 +136,6 @@ def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
     assert result.reason.endswith("the portable program serves")
     assert result.artifact is not None
     assert result.artifact.manifest.device_class == "portable"
-
-
-def test_disturbed_freeze_keeps_its_builds(tmp_path: Path) -> None:
-    """The next one into the same folder repeats only the judge."""
-    out, builds = tmp_path / "out", tmp_path / "out.builds"
-    busy = replace(QUICK_OPTIONS.policy, busy_limit=-1e9)
-    result = quickly(mlp(), {"x": X}, out, policy=busy, limits=Limits(speedup_min=1e-3))
-    manifest: Any = Artifact.read(out).manifest
-    assert (result.verdict, manifest.verdict, manifest.latency.speedup) == (
-        *("unstable", "unstable"),
-        None,
-    )
-    freezer.load(out)
-    (candidate,) = builds.rglob("candidate.json")
-    before = candidate.stat().st_ino
-    quickly(mlp(), {"x": X}, out, policy=busy, limits=Limits(speedup_min=1e6))
-    assert [path.stat().st_ino for path in builds.rglob("candidate.json")] == [before]
-    assert Artifact.read(out).manifest.device_class == "portable", "too slow by all rounds"
-    (builds / "notes.txt").write_text("own")
-    other = quickly(mlp(9), {"x": X}, out, limits=Limits(speedup_min=1e-3))
-    assert other.verdict == "published"
-    assert [path.name for path in builds.iterdir()] == ["notes.txt"]
-    with pytest.raises(UsageError):
-        quickly(mlp(9), {"x": X}, out)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tests.support.steps import (
     candidate_of,
     judgement_of,
     quickly,
+    subject_of,
 )
 
 BATCH = Dim(name="batch", min=1, max=4)
@@ -271,7 +272,6 @@ GIVEN, NONE = {"shape": [3]}, {"value": None}
     [
         ({"x": GIVEN, "first": NONE, "last": GIVEN}, X * X, "torchscript-frozen"),
         ({"x": GIVEN, "last": GIVEN}, X * X, "portable"),
-        ([GIVEN, GIVEN], X + X, "torchscript-frozen"),
         ([GIVEN, NONE], X, "torchscript-frozen"),
     ],
 )
@@ -310,17 +310,6 @@ def test_outputs_that_cannot_be_compared_are_refused(function: Callable[[Tensor]
     assert caught.value.code == "CP-OUTPUTS"
 
 
-class Bags(nn.Module):
-    """Sums of rows, with offsets that ascend from 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bag = nn.EmbeddingBag(50, 8, mode="sum")
-
-    def forward(self, ids: Tensor, offsets: Tensor) -> Any:
-        return self.bag(ids, offsets)
-
-
 class Graph(nn.Module):
     """Sums over edges, whose ends are below the number of nodes."""
 
@@ -328,28 +317,8 @@ class Graph(nn.Module):
         return x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
 
 
-def test_integers_with_structure_are_frozen(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def bags() -> dict[str, Tensor]:
-        ids = torch.randint(0, 50, (20,), generator=generator)
-        return {"ids": ids, "offsets": torch.tensor([0, 3, 3, 10])}
-
-    artifact = artifact_of(quickly(Bags(), bags(), tmp_path / "bags", samples=[bags()]))
-    assert artifact.manifest.inputs.tensors[0].indices == (0, 49)
-    model = freezer.load(tmp_path / "bags")
-    for outside in (-1, 50):
-        with pytest.raises(freezer.ContractError):
-            model(ids=torch.full((20,), outside), offsets=bags()["offsets"])
-
-
-def test_edges_of_graphs_keep_below_the_nodes(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, 30, (2, 80), generator=generator)
-    example = {"x": torch.randn(30, 8, generator=generator), "edges": edges}
-    dims = {
-        "x": {0: Dim(name="nodes", min=5, max=50)},
-        "edges": {1: Dim(name="edges", min=1, max=200)},
-    }
-    artifact = artifact_of(quickly(Graph(), example, tmp_path / "graph", dims=dims))
-    assert artifact.manifest.inputs.tensors[1].relation == "below"
+def test_edges_of_graphs_keep_below_the_nodes() -> None:
+    example = {"x": torch.ones(30, 8), "edges": torch.arange(60).reshape(2, 30) % 30}
+    dims = {"x": {0: Dim(name="nodes", min=5, max=50)}}
+    spec = subject_of(Graph().eval(), example, dims).spec
+    assert spec.tensors[1].relation == "below"

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.errors import JudgeError, SpecError
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.support.models import Counter, seeded
+from tests.support.models import Counter, scripted_module, seeded
 from tests.support.snapshots import changes, model_state, process_state, script_state
 from tests.support.steps import HERE, QUICK_OPTIONS, random_inputs
 
@@ -91,19 +90,11 @@ def test_freeze_changes_neither_model_nor_process(recipe: str, tmp_path: Path) -
     torch.testing.assert_close(freezer.load(tmp_path / "out")(IMAGE), model(IMAGE))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)]
-)
-def test_freeze_does_not_change_a_scriptmodule(
-    recipe: str, frozen_before: bool, tmp_path: Path
-) -> None:
-    with torchscript_deprecations_silenced():
-        model = torch.jit.script(seeded(Counter))
-        if frozen_before:
-            model = torch.jit.freeze(model)
+def test_freeze_does_not_change_a_scriptmodule(tmp_path: Path) -> None:
+    model = scripted_module(seeded(Counter))
     x = random_inputs(2, 4)
     result = check_unchanged(
-        model, lambda: frozen(model, x, tmp_path / "out", recipe), script_state
+        model, lambda: frozen(model, x, tmp_path / "out", "torchscript-frozen"), script_state
     )
     assert result.verdict == "published", result.reason
     assert torch.equal(model(x), x + 1), "its first call"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from freezer.artifact import Manifest, Payload
-from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host, machine, this_host
+from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
 from freezer.hardware.cuda import Gpu
-from freezer.hardware.machine import is_emulated
 from freezer.serving.compatibility import refusal_of, rungs
 from tests.support import hosts
 from tests.support.hosts import A100, AMD, H100, serving_on, x86
@@ -124,23 +121,3 @@ def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
             if reason.endswith("limits this process")
         }
         assert not any(can_run(other, name) for other in limited)
-
-
-def test_an_emulator_is_the_executable_of_threads(tmp_path: Path) -> None:
-    for name, program in (("self", "/usr/bin/python3"), ("thread-self", "/usr/bin/qemu-x86_64")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "exe").symlink_to(program)
-    assert is_emulated(tmp_path)
-    assert not is_emulated(tmp_path / "no-proc")
-    assert not is_emulated()
-
-
-def test_emulated_arm_features_come_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of qemu's neoverse-n1; /proc/cpuinfo shows the x86 host."""
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(machine, "_auxiliary", {16: 0x119FFB, 26: 0}.__getitem__)
-    this_host.cache_clear()
-    try:
-        assert describe_host(this_host(), {}).classes == ("cpu-aarch64", "portable")
-    finally:
-        this_host.cache_clear()

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import traceback
-import weakref
 
-import pytest
 import torch
 
-from freezer.freezing.models import clear_frames, free_tensors
-from freezer.hardware import peak_bytes, peak_memory
+from freezer.freezing.models import free_tensors
 from freezer.runtime.tensors import program_tensors
 from tests.support.models import mlp
 from tests.support.steps import python
-
-MB = 1_000_000
-
 
 _IN_A_FRESH_PROCESS = """
 import json, sys
@@ -58,23 +50,6 @@ def test_own_processes_reset_their_peak() -> None:
     assert -205 < moved < -190, "the record is reset"
 
 
-def test_earlier_memory_is_not_counted() -> None:
-    held = torch.ones(50 * MB)
-    with peak_memory() as peak:
-        pass
-    assert peak.bytes < 20 * MB
-    del held
-
-
-def test_the_peak_excludes_the_parent_process() -> None:
-    held = torch.ones(100 * MB)
-    assert peak_bytes() >= held.nbytes
-    assert (
-        float(python("from freezer.hardware.resources import peak_bytes; print(peak_bytes())"))
-        < held.nbytes / 2
-    )
-
-
 def test_give_back_keeps_weights_in_use() -> None:
     ours = torch.ones(1000)
     theirs = torch.ones(1000)
@@ -89,32 +64,3 @@ def test_give_back_frees_weights_shared_with_numpy() -> None:
     free_tensors(program_tensors(model))
     assert kept[0].nbytes
     assert all(parameter.numel() == 0 for parameter in model.parameters())
-
-
-class Weights:
-    """What a local variable holds."""
-
-
-def failing(held: list[weakref.ref[Weights]]) -> None:
-    weights = Weights()
-    held.append(weakref.ref(weights))
-    raise ValueError("first")
-
-
-def failing_on(held: list[weakref.ref[Weights]]) -> None:
-    try:
-        failing(held)
-    except ValueError as error:
-        raise KeyError("second") from ExceptionGroup("both", [error])
-
-
-def test_errors_let_go_of_variables() -> None:
-    held: list[weakref.ref[Weights]] = []
-    with pytest.raises(KeyError) as caught:
-        failing_on(held)
-    printed = traceback.format_exception(caught.value)
-    assert held[0]() is not None
-    clear_frames(caught.value)
-    gc.collect()
-    assert held[0]() is None
-    assert traceback.format_exception(caught.value) == printed

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from freezer.hardware import NvmlError
-from freezer.timing import CpuMeter, meter_of, sample
+from freezer.timing import sample
 from freezer.timing.meters import GpuMeter
 from freezer.timing.sampling import TELLING_S
 from tests.support.steps import QUICK
@@ -70,12 +68,3 @@ def test_facts_without_nvml() -> None:
     assert not found.disturbed()
     assert not found.facts()["watched"]
     assert not meter(None).facts()["watched"]
-
-
-def test_cpu_calls_are_timed_by_the_clock() -> None:
-    with meter_of(torch.device("cpu"), QUICK) as found:
-        assert isinstance(found, CpuMeter)
-        assert not isinstance(found, GpuMeter)
-        assert found.timed_ms(lambda: time.sleep(0.002)) >= 2
-        assert found.facts() is None
-    assert sample({"a": [lambda: None]}, QUICK).device is None

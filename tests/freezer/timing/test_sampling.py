@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import subprocess
@@ -17,8 +16,7 @@ import pytest
 
 from freezer.runtime.torch_settings import threads
 from freezer.spec import SamplingPolicy, Timing
-from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, Speedup, policy_for, sample, speedup
-from freezer.timing.sampling import TELLING_S
+from freezer.timing import MIN_SAMPLES, Sampling, Speedup, policy_for, sample, speedup
 from tests.support.steps import QUICK
 
 ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)
@@ -121,34 +119,11 @@ def entrants(
     return {name: [partial(call, name, index) for index in range(inputs)] for name in names}
 
 
-def test_the_order_of_blocks_depends_on_the_seed() -> None:
-    policy = replace(QUICK, block_ms=2.0, warmup_s=0.02)
-    orders = []
-    for seed in (0, 0, 1):
-        log: list[tuple[str, int]] = []
-        found = sample(entrants(log), replace(policy, seed=seed))
-        num_timed = sum(len(found.pooled(name)) for name in "abc")
-        blocks = itertools.groupby(name for name, _ in log[-num_timed:])
-        orders.append([name for name, _ in blocks][:12])
-    first, same, other = orders
-    assert len(first) == 12
-    assert first == same != other
-    assert first != first[:3] * 4
-
-
 def test_inputs_rotate() -> None:
     log: list[tuple[str, int]] = []
     sampling = sample(entrants(log, "a"), replace(QUICK, block_ms=2.0, warmup_s=0.02))
     timed = [index for _, index in log[len(log) - len(sampling.pooled("a")) :]]
     assert timed == [(timed[0] + index) % 3 for index in range(len(timed))]
-
-
-def test_slow_calls_warm_up_in_two_blocks() -> None:
-    """The last two of three blocks of two calls agree; then the rounds begin."""
-    meter = Watching(45.0, 45.0, 30.0, 30.0, 31.0, 31.0, 7.0, 70.0)
-    policy = replace(QUICK, block_ms=60.0, warmup_s=10.0, time_limit_s=0.0)
-    found = sample(entrants([], "a"), policy, meter=meter)
-    assert found.samples_ms["a"][0][:2] == [7.0, 70.0]
 
 
 @pytest.fixture
@@ -222,38 +197,6 @@ def test_slow_models_get_enough_rounds() -> None:
     assert never.problem.endswith(
         "(0 dropped); too few to measure speed of a model as slow as this"
     )
-
-
-class Watching(CpuMeter):
-    """Records how often and about how many rounds it was asked; can replace latencies."""
-
-    def __init__(self, *taken_ms: float) -> None:
-        super().__init__(QUICK)
-        self.asked: list[tuple[float, int]] = []
-        self._taken = list(taken_ms)
-
-    def timed_ms(self, call: Callable[[], Any]) -> float:
-        real = super().timed_ms(call)
-        return self._taken.pop(0) if self._taken else real
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def disturbed(self, num_rounds: int = 1) -> bool:
-        self.asked.append((time.monotonic() - self._began, num_rounds))
-        return len(self.asked) % 2 == 0
-
-
-def test_short_rounds_are_judged_together() -> None:
-    meter = Watching()
-    found = sample(
-        {"a": [lambda: time.sleep(0.002)]},
-        replace(QUICK, block_ms=1.0, time_limit_s=0.6),
-        meter=meter,
-    )
-    assert all(lasted_s >= TELLING_S for lasted_s, _ in meter.asked)
-    assert found.num_dropped == sum(count for _, count in meter.asked[1::2]) > len(meter.asked)
-    assert len(found.samples_ms["a"]) == sum(count for _, count in meter.asked[::2])
 
 
 class Growing:

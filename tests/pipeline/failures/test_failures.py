@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray.exceptions
@@ -21,11 +20,11 @@ from freezer.errors import (
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.cluster import Done
-from pipeline.failures import attempts_left, classify, decide, kind_of_ray, policy
-from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, Decision
+from pipeline.failures import classify, kind_of_ray
+from pipeline.failures.policy import BY_CODE, POLICY
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
-from pipeline.records import ClassFacts, Failure
+from pipeline.records import ClassFacts
 from tests.support import campaigns
 from tests.support.campaigns import entry
 from tests.support.executions import built, executed, failure_of, record
@@ -46,43 +45,6 @@ FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10
 )
 def test_exceptions_of_ray_have_kinds(error: Exception, kind: str) -> None:
     assert kind_of_ray(error) == kind
-
-
-def test_attempts_are_limited() -> None:
-    assert [attempts_left(["node"] * n, "node") for n in (1, 2, 3, 4)] == [2, 1, 0, 0]
-    assert attempts_left(["crash"], "crash") == 1
-    assert attempts_left(["crash", "node", "crash"], "crash") == 0
-    assert attempts_left(["crash", "node"], "node") == 2, "a dead node does not count as a crash"
-    assert attempts_left(["node", "worker", "disk", "node"], "node") == 1
-    assert attempts_left(["node", "worker", "disk", "node", "worker"], "worker") == 0, (
-        f"{MOST_ATTEMPTS} in all"
-    )
-    assert attempts_left(["capture"], "capture") == 0
-    assert attempts_left(["memory"], "memory", "CP-MEMORY") == 0, "the limit of the entry is final"
-    assert attempts_left(["memory"], "memory", "CP-MEMORY-NODE") == 1
-    assert decide("no such kind") == Decision()
-
-
-def is_kept(failure: Failure | None, **given: Any) -> bool:
-    return policy.is_kept(
-        failure, **{"memory_bytes": None, "timeout_s": 60, "lifted": False, **given}
-    )
-
-
-def test_failures_that_the_next_campaign_keeps() -> None:
-    assert is_kept(None), "rejected"
-    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"))
-    assert not is_kept(Failure(kind="source", code="CP-FETCH"))
-    assert not any(is_kept(Failure(kind=kind)) for kind in ("error", "disk", "infrastructure"))
-    assert is_kept(Failure(kind="crash", code="CP-CRASH"))
-    assert not is_kept(Failure(kind="crash", code="CP-CRASH"), lifted=True)
-    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), (
-        "only crashes and hangs are in quarantine"
-    )
-    assert is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=5)
-    assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=6)
-    for kind in ("memory", "timeout"):
-        assert not is_kept(failure_of(kind, starts=2)), "of an earlier release"
 
 
 def test_operate_page_has_the_same_table() -> None:
@@ -228,9 +190,3 @@ def test_exceptions_are_classified(error: Exception, kind: str, code: str) -> No
     failure = classify(error)
     assert (failure.kind, failure.code) == (kind, code)
     assert str(error) in failure.message
-
-
-def test_a_cyclic_chain_is_classified() -> None:
-    first, second = CaptureError("first"), ValueError("second")
-    first.__context__, second.__context__ = second, first
-    assert classify(first).kind == "capture"

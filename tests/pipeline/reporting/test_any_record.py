@@ -38,7 +38,7 @@ from tests.support.outcomes import failed, outcome
 from tests.support.past_outcomes import PUBLISHED
 
 SETTINGS = settings(
-    max_examples=150,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.records import Event, verdict_text
 from pipeline.reporting import ItemWork, LineDisplay, display_for
-from pipeline.reporting.display import CampaignProgress, LiveDisplay
+from pipeline.reporting.display import LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 from tests.support.raylets import wait_until
 
@@ -27,24 +27,6 @@ def test_lines_count_builds_and_judges() -> None:
     assert lines[5].startswith(f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (built 2 of 3")
     assert CRASH.message not in lines[5], "the report prints it, once"
     assert len(lines) == 6
-
-
-def test_time_left_needs_a_build_and_judge() -> None:
-    progress = CampaignProgress()
-    progress.plan(2, WORK)
-    for event in EVENTS[:6]:
-        progress.add(event)
-        assert "left" not in progress.so_far
-    progress.add(EVENTS[6])
-    assert progress.so_far == "built 2 of 3, validated 2, judged 1 of 2, about 1 min left"
-
-
-def test_skipped_recipes_are_not_waited_for() -> None:
-    progress = CampaignProgress()
-    progress.plan(2, WORK)
-    for event in (EVENTS[0], EVENTS[3], EVENTS[5]):
-        progress.add(event)
-    assert progress.so_far == "built 1 of 2, validated 0, judged 0 of 2"
 
 
 @pytest.mark.parametrize(

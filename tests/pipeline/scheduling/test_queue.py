@@ -119,22 +119,6 @@ def test_gpu_builds_are_bounded_by_gpus() -> None:
     assert queue_of(waiting(GPU)).take(Slot(node=without), (without,)) is None
 
 
-def test_node_gets_a_task_for_each_core() -> None:
-    slot = Slot(node=SMALL)
-    for task in (waiting(V3), waiting(V3, recipe="portable")):
-        assert slot.has_room
-        slot.begin(task)
-    assert not slot.has_room
-    slot.end(task)
-    assert slot.has_room
-
-
-def test_judges_have_their_threads_for_themselves() -> None:
-    slot = Slot(node=SMALL)
-    slot.begin(waiting(V3, judge_cpus=2))
-    assert (slot.has_room, slot.has_room_to_judge) == (True, False)
-
-
 GB = 10**9
 
 

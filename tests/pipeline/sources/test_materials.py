@@ -256,14 +256,11 @@ SHIPPED = {
         "Linear",
     ),
     "torchscript": ("torchscript:mlp.jit", "", "RecursiveScriptModule"),
-    "transformers": ("transformers:bert", "", "BertModel"),
 }
 """The source of an entry, its other fields, and the type of its model."""
 
 
-@pytest.mark.parametrize(
-    "kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", SHIPPED)
 def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> None:
     here = tmp_path / "here"
     for name, text in PROJECT.items():
@@ -271,8 +268,6 @@ def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> 
         (here / name).write_text(text)
     scripted(here / "mlp.jit")
     save_file({"0/x": torch.ones(2, 4)}, here / "samples.safetensors")
-    if kind == "transformers":
-        bert(here)
     source, more, expected = SHIPPED[kind]
     (entry,) = catalog_of(here, ("mine", source, f"{more}, samples: samples.safetensors")).entries
     shipped = ship(entry, tmp_path / "store" / "sources")
@@ -281,14 +276,6 @@ def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> 
     (tmp_path / "entry.pickle").write_bytes(pickle.dumps(shipped))
     environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     assert python(LOAD, tmp_path / "entry.pickle", env=environ).split()[-1] == expected
-
-
-def bert(folder: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 30}
-    config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
-    BertModel(config).save_pretrained(folder / "bert")
 
 
 LOAD = """

@@ -15,7 +15,6 @@ from freezer.artifact import (
 from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart, gains_link, outcomes_digest
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.run_records import run_records
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
 from tests.support.projections import by_recipe, runs_of
 
@@ -97,18 +96,6 @@ def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -
 # Idempotence
 
 
-def test_an_incomplete_run_is_replaced(projection: Projection) -> None:
-    (record, *_) = run_records(outcome("broke-off"), projection.campaign)
-    run = projection.client.create_run(
-        projection.experiment_id, start_time=123, tags=dict(record.tags), run_name=record.name
-    )
-    assert resumed(projection).log_outcome(outcome("broke-off")) != run.info.run_id
-    completed = by_recipe(projection)
-    assert set(completed) == {"portable", "torchscript-frozen"}
-    assert completed["portable"].info.status == "FINISHED"
-    assert completed["portable"].data.metrics["speedup/value"] == 2.0
-
-
 def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     projection.log_outcome(failed("changed", "timeout"))
     projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=3.0),)))
@@ -119,27 +106,6 @@ def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     assert run.data.tags["coldpress.recipe"] == "portable"
     assert run.data.metrics["speedup/value"] == 1.5
     assert run.data.params["capture"] == "trace"
-
-
-def test_runs_with_figures_of_disturbed_rounds_are_marked() -> None:
-    mark = "speedup/disturbed"
-    noisy, wrong = run_records(outcome("noisy", clock="disturbed"), "c")
-    assert (noisy.metrics[mark], mark in wrong.metrics) == (1.0, False)
-    quiet, _ = run_records(outcome("quiet", clock="cpu"), "c")
-    assert mark not in quiet.metrics
-
-
-def test_duplicate_runs_are_removed(projection: Projection) -> None:
-    kept = projection.log_outcome(outcome("doubled"))
-    (record, *_) = run_records(outcome("doubled"), projection.campaign)
-    for kind_tags in (
-        record.tags,
-        {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"},
-    ):
-        projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
-    assert resumed(projection).log_outcome(outcome("doubled")) == kept
-    assert len(runs_of(projection)) == 2
-    assert len(runs_of(projection, "campaign")) == 1
 
 
 # The summary
@@ -175,16 +141,6 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
     assert rows[0]["speedup_ci_low"] == 1.8
     assert rows[2]["error_ratio"] is None
     assert len(projection.client.get_metric_history(parent.info.run_id, "outcomes/total")) == 1
-
-
-def test_parameters_of_the_first_pass_stay(projection: Projection) -> None:
-    """MLflow's parameters cannot be changed."""
-    for torch in ("2.13.0", "2.14.0"):
-        again = Projection(projection.tracking_uri, "with parameters")
-        again.start(CampaignStart(catalog="c.yaml", started=0.0, parameters={"torch": torch}))
-        again.finish([], FINISHED)
-        (run,) = runs_of(again, "campaign")
-        assert run.data.params == {"catalog": "c.yaml", "torch": "2.13.0"}
 
 
 def test_views_show_each_candidates_own_problem(projection: Projection) -> None:

@@ -15,7 +15,6 @@ from torch import nn
 from freezer.artifact import Artifact
 from freezer.errors import ContractError, IntegrityError
 from freezer.store import Store
-from pipeline.tracking import CampaignStart
 from pipeline.tracking.projection import Projection
 from tests.support.outcomes import X, outcome
 from tests.support.projections import registered
@@ -88,22 +87,6 @@ def test_registering_twice_makes_one_version(projection: Projection, artifact: A
     assert len(uploads(projection, str(item.artifact))) == 1
     registered(projection, replace(item, artifact="sha256:" + 64 * "4", version=4), artifact)
     assert alias_of(projection, "once") == "2"
-
-
-def test_an_upload_without_a_version_is_deleted(projection: Projection, artifact: Artifact) -> None:
-    item = outcome("crashed", artifact="sha256:" + 64 * "5")
-    tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": projection.campaign}
-    broken = projection.client.create_logged_model(
-        projection.experiment_id, name="broken", tags=tags
-    )
-    projection.start(CampaignStart(catalog="catalog.yaml", started=0.0))
-    registered(projection, item, artifact)
-    (upload,) = uploads(projection, str(item.artifact))
-    assert upload.model_id != broken.model_id
-    projection.client.delete_registered_model("crashed")
-    registered(projection, item, artifact)
-    (again,) = uploads(projection, str(item.artifact))
-    assert again.model_id != upload.model_id, "uploaded again, since it had no version"
 
 
 def test_an_alias_never_moves_to_an_older_version(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,12 +76,3 @@ def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(remove_abandoned, [tmp_path] * 4))
     assert staged(tmp_path) == []
-
-
-def test_folder_of_a_zombie_is_removed(tmp_path: Path) -> None:
-    with staging_folder(tmp_path) as mine, subprocess.Popen(["true"]) as zombie:
-        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        (mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{zombie.pid}~"))).mkdir()
-        assert len(staged(tmp_path)) == 2
-        remove_abandoned(tmp_path)
-        assert staged(tmp_path) == [mine.name]

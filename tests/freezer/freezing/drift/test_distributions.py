@@ -70,11 +70,6 @@ def test_zeroed_weights_within_noise_are_rejected(
     assert judged(model(), zeroed, tmp_path / "zeroed").verdict == "rejected"
 
 
-def test_other_variance_is_rejected(tmp_path: Path) -> None:
-    reason = judged(Noisy(2.0), Noisy(1.5), tmp_path).reason
-    assert "the variances of output 'output' differ from eager's over 16 runs" in reason
-
-
 def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
     return [sampled([[draw()] for _ in range(6)]) for _ in range(num)]
 

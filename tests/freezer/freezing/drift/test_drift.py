@@ -187,13 +187,6 @@ def test_without_float64_outputs_keep_their_size(
     assert not drift(call(e, e, (e.double() * factor).to(dtype)), float64=False).passed
 
 
-@pytest.mark.parametrize(("dtype", "gain"), [(torch.float16, 1.03), (torch.bfloat16, 1.05)])
-def test_without_float64_a_gain_is_not_rounding(dtype: torch.dtype, gain: float) -> None:
-    e = (torch.arange(1, 1001).double() * 10).to(dtype)
-    report = drift(call(e, e, (e.double() * gain).to(dtype)), float64=False)
-    assert f"gain {gain}" in str(report.nearest_miss)
-
-
 def test_nearest_miss_names_the_sufficient_limit() -> None:
     calls = []
     for index, worse in enumerate((4.5e-3, 6.25e-3, 1e-3)):
@@ -205,12 +198,6 @@ def test_nearest_miss_names_the_sufficient_limit() -> None:
     assert not drift(*calls, limit=6.0).passed
     far = drift(call(*rounded(2000, 1e-3, 31e-3)))
     assert "error_ratio_max" not in str(far.nearest_miss)
-
-
-def test_missing_figures_fail() -> None:
-    assert not drift().passed
-    r, e, c = rounded(100, 0, 0)
-    assert not drift(call(r, e, c * math.nan)).passed
 
 
 def equal(r: Tensor, index: int = 0) -> Call:

@@ -66,10 +66,6 @@ def decimals(h: Tensor) -> Any:
     return torch.round(h, decimals=2)
 
 
-def above(h: Tensor) -> Any:
-    return h * 1e4 % 1 > 0.5
-
-
 def angles(h: Tensor) -> Any:
     """One and angles of 0, which are NaN where the cosine is rounded to more than 1."""
     unit = h / h.norm(dim=-1, keepdim=True)
@@ -87,7 +83,7 @@ def judged(head: Head, folder: Path, x: Tensor = X, **served: Any) -> Judgement:
     return judgement_of(subject, [replace(other, weights=right.weights)])
 
 
-@pytest.mark.parametrize("head", [ids, above, angles])
+@pytest.mark.parametrize("head", [ids, angles])
 def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
     found: Any = judged(head, tmp_path, X[:4] if head is angles else X, in_parts=True)
     assert found.verdict == "published", found.reason
@@ -158,17 +154,6 @@ def test_misplaced_values_must_be_reruns(value: float) -> None:
     assert at_ties([call(r, e, c)], {0}, lambda _: None, only_misplaced=True) is None
 
 
-def test_eagers_own_flip_does_not_widen_the_gate() -> None:
-    """Where only eager is beside a step, its error of a whole step is not its rounding."""
-    r = torch.arange(100, dtype=torch.float64) / 100
-    e, c = r.float(), r.float()
-    e[3] += 0.01
-    c[5] += 0.01
-    found: Any = at_ties([call(r, e, c)], {0}, lambda _: [[c]])
-    (settled,), _ = found
-    assert torch.allclose(settled.eager[0].double()[:5], r[:5])
-
-
 def test_noise_of_reruns_explains_no_drift() -> None:
     """An element that is off by more than rounding is not excused by reruns whose noise reaches as
     far.
@@ -193,12 +178,6 @@ def test_other_calls_explain_only_equal_answers() -> None:
     assert at_ties(equal, {0}, lambda _: [[later], [first]]) is not None
 
 
-def test_mostly_different_answers_are_no_ties() -> None:
-    r = torch.arange(100)
-    calls = [call(r, r, r.flip(0))]
-    assert at_ties(calls, {0}, lambda _: pytest.fail("not worth a run")) is None
-
-
 class Rounded(nn.Module):
     """Many values between two decimals, so that eager flips some."""
 
@@ -210,10 +189,9 @@ class Rounded(nn.Module):
         return torch.round((x + 100) - 100, decimals=2) * (1 + self.off)
 
 
-@pytest.mark.parametrize(("off", "verdict"), [(0.0, "published"), (2e-5, "rejected")])
-def test_errors_beside_eagers_flips_are_rejected(off: float, verdict: str, tmp_path: Path) -> None:
+def test_errors_beside_eagers_flips_are_rejected(tmp_path: Path) -> None:
     x = random_inputs(32_000)
     subject = subject_of(Rounded(0.0), {"x": x})
-    served = subject_of(Rounded(off), {"x": x})
+    served = subject_of(Rounded(2e-5), {"x": x})
     found = judgement_of(subject, [candidate_of(served, "torchscript-frozen", tmp_path / "made")])
-    assert found.verdict == verdict, found.reason
+    assert found.verdict == "rejected", found.reason

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from freezer.errors import JudgeError
 from freezer.freezing.judging import Judgement, Trial
@@ -23,11 +22,10 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.sources import find_function
 from freezer.freezing.target import target_here
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Limits
 from freezer.timing import Sampling, Speedup, over_processes
 from tests.support.judgements import judgement, trial
-from tests.support.models import Calling, mlp
+from tests.support.models import Calling, mlp, scripted_module
 from tests.support.steps import HERE, candidate_of, judgement_of, random_inputs, rules, subject_of
 
 RECIPE = "torchscript-frozen"
@@ -133,14 +131,10 @@ def near_anything(subject: Subject, folder: Path, monkeypatch: pytest.MonkeyPatc
     return judgement_of(subject, [candidate_of(subject, RECIPE, folder / "c")], NEVER_NEAR)
 
 
-@pytest.mark.parametrize("scripted", [False, True])
 def test_second_process_times_eager_and_the_finalists(
-    scripted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model: nn.Module = mlp()
-    with torchscript_deprecations_silenced():
-        model = torch.jit.script(model) if scripted else model
-    subject = subject_of(model, {"x": random_inputs(2, 4)})
+    subject = subject_of(scripted_module(mlp()), {"x": random_inputs(2, 4)})
     found = near_anything(subject, tmp_path, monkeypatch)
     assert found.verdict == "published", found.reason
     assert "; timed in two processes" in found.reason

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 import freezer
 from freezer.freezing.candidates import build
 from freezer.freezing.judging import judge
-from freezer.freezing.models import device_of_model, module_of
+from freezer.freezing.models import module_of
 from freezer.freezing.models.calls import copied, model_on
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target import Target, target_here
-from freezer.runtime.devices import CPU
+from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import Counter, Mlp, seeded
 from tests.support.steps import BATCH, HERE, random_inputs, session_of, subject_of
@@ -81,41 +80,6 @@ def test_overlapping_tensors_overlap_in_the_copy(hold: Callable[[Tensor], Any]) 
 META = torch.device("meta")
 
 
-class Holding(nn.Module):
-    """Tensors in every place that a module may have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.shift = nn.Linear(2, 2), nn.Buffer(torch.ones(2))
-        self.plain = torch.ones(2)
-        self.several: Any = [torch.ones(2), {"deep": (torch.ones(2), 1)}]
-        self.texts = ["a", "b"]
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) + self.shift + self.plain + self.several[0]
-        return out
-
-
-def test_model_on_moves_all_tensors() -> None:
-    model: Any = seeded(Holding)
-    moved: Any = model_on(model, META)
-    deep, number = moved.several[1]["deep"]
-    for tensor in (moved.linear.weight, moved.shift, moved.plain, moved.several[0], deep):
-        assert tensor.is_meta
-    assert number == 1
-    assert moved(torch.ones(2, device="meta")).is_meta
-    assert not any(
-        tensor.is_meta for tensor in (model.linear.weight, model.plain, model.several[0])
-    )
-
-
-def test_device_of_a_model_is_its_tensors() -> None:
-    on_meta = [torch.ones(1, device="meta")]
-    assert device_of_model(nn.ReLU()) == CPU
-    assert device_of_model(nn.ReLU(), on_meta) == META
-    assert device_of_model(seeded(Mlp), on_meta) == CPU
-
-
 def test_model_on_renames_devices_in_graphs() -> None:
     class Making(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -126,24 +90,14 @@ def test_model_on_renames_devices_in_graphs() -> None:
     assert moved(torch.ones(2, device="meta")).is_meta
 
 
-APART = torch.device("cpu", 0)
-
-
-@pytest.fixture
-def target() -> Target:
-    return replace(target_here(HERE, 1), device=APART)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "model"), [("torchscript-frozen", Counter), ("torchscript-optimized", Mlp)]
-)
-def test_freeze_on_another_device(
-    recipe: str, model: type[nn.Module], tmp_path: Path, target: Target
-) -> None:
-    subject = subject_of(seeded(model), {"x": X}, {"x": {0: BATCH}})
+def test_freeze_on_another_device(tmp_path: Path) -> None:
+    target = replace(target_here(HERE, 1), device=torch.device("cpu", 0))
+    subject = subject_of(seeded(Counter), {"x": X}, {"x": {0: BATCH}})
     (tmp_path / "candidate").mkdir()
     session = session_of(subject, target)
-    candidate = build(session.subject, RECIPES[recipe], target, tmp_path / "candidate")
+    candidate = build(
+        session.subject, RECIPES["torchscript-frozen"], target, tmp_path / "candidate"
+    )
     judgement = judge(session, [candidate])
     assert judgement.winner is not None, judgement.reason
     assert judgement.reference.float64
