@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import requests
 import torch
+from torch import nn
 
 import freezer
 from freezer.artifact import DATATYPES
@@ -26,10 +26,11 @@ from freezer.store import Store
 from infra.serving.http_server import SERVICE_ENDPOINTS
 from infra.serving.open_inference import HEADER, OpenForm
 from tests.conftest import Frozen
+from tests.support.commands import finished
 from tests.support.raylets import ROOT
 from tests.support.served import Service, serving
 from tests.support.services import X, publish
-from tests.support.steps import HERE, copy_of
+from tests.support.steps import BATCH, HERE, artifact_of, copy_of, quickly, random_inputs
 
 VALUES = X.flatten().tolist()
 INPUT = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": VALUES}
@@ -280,13 +281,29 @@ def test_scalars_have_an_empty_shape() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CLIENT_PYTHON, reason="COLDPRESS_TRITON_CLIENT names no interpreter")
+@pytest.mark.parametrize("batching", [0, 4])
 def test_tritons_client_gets_the_models_answers(
-    service: Service, expected: torch.Tensor, tmp_path: Path
+    published: Store, expected: torch.Tensor, tmp_path: Path, batching: int
 ) -> None:
-    np.savez(tmp_path / "arrays.npz", x=X.numpy(), output=expected.numpy())
-    script = ROOT / "tests" / "support" / "triton_client.py"
-    address = service.url.removeprefix("http://")
-    command = [CLIENT_PYTHON, str(script), address, "mlp", str(tmp_path / "arrays.npz")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"json": 0.0, "binary": 0.0, "mixed": 0.0, "refused": 400}
+    """A small input, and an image: in JSON, in binary data, and in both."""
+    image = random_inputs(1, 3, 224, 224)
+    convnet = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.ReLU(), nn.Flatten()).eval()
+    batch = {"x": {0: BATCH}}
+    frozen = quickly(convnet, {"x": image}, tmp_path / "out", dims=batch, name="convnet")
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("convnet", source_key="key", artifacts=[artifact_of(frozen)])
+    answer = freezer.load("convnet", store=store.uri, device_class=HERE)(image)
+    for source, model, x, output in (
+        (published, "mlp", X, expected),
+        (store, "convnet", image, answer),
+    ):
+        arrays = tmp_path / f"{model}.npz"
+        np.savez(arrays, x=x.numpy(), output=output.numpy())
+        with serving(source, model, max_batch=batching, reload_s=60) as started:
+            started.wait_for_version(1)
+            script = ROOT / "tests" / "support" / "triton_client.py"
+            address = started.url.removeprefix("http://")
+            done = finished(CLIENT_PYTHON, script, address, model, arrays)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found == {"json": 0.0, "binary": 0.0, "mixed": 0.0, "refused": 400}

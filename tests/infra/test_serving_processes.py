@@ -26,7 +26,7 @@ from freezer.store import Store
 from infra.serving.bodies import BINARY
 from infra.serving.service import main
 from tests.support.commands import finished
-from tests.support.manifests import manifests
+from tests.support.manifests import PROJECT, manifests
 from tests.support.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
 from tests.support.services import (
     X,
@@ -78,6 +78,29 @@ def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+COMMAND = """
+from importlib.metadata import EntryPoint
+import freezer.cli.app as cli
+cli.entry_points = lambda group: [EntryPoint("serve", "{point}", group)]
+cli.main()
+"""
+
+
+def test_coldpress_serve_logs_each_message_once(published: Store, tmp_path: Path) -> None:
+    point = PROJECT["project"]["entry-points"]["coldpress.commands"]["serve"]
+    port, log = free_port(), tmp_path / "log"
+    words = ["serve", "mlp", f"--store={published.uri}", f"--port={port}"]
+    command = [sys.executable, "-c", COMMAND.format(point=point), *words]
+    with log.open("w") as file, subprocess.Popen(command, cwd=ROOT, stderr=file) as process:
+        try:
+            wait_until(lambda: is_ready(port), "the service is ready")
+        finally:
+            process.terminate()
+        assert process.wait(30) == 0
+    (line,) = [line for line in log.read_text().splitlines() if line.endswith(" serves")]
+    assert line.startswith("INFO model mlp, version 1")
 
 
 LACKING = """
