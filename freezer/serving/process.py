@@ -66,8 +66,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         arrays = "numpy" if self.runtime == "native" else self.runtime or self.arrays
-        if arrays not in (None, "torch", "numpy"):
-            raise UsageError(f"got {arrays!r}, expected arrays='torch' or arrays='numpy'")
+        if arrays not in (None, "torch", "numpy") or self.arrays not in (None, arrays):
+            raise UsageError(f"got {self.runtime or arrays!r}, expected arrays='torch' or 'numpy'")
         object.__setattr__(self, "arrays", arrays)
         if self.runtime == "native" and self.device is None:
             object.__setattr__(self, "device", "cpu")

@@ -207,10 +207,10 @@ def test_tensors_and_gpus_need_torch(engines: dict[str, Artifact]) -> None:
     folder = engines["onnxruntime"].folder
     for options in ({"arrays": "torch"}, {"device": "cuda:0"}):
         with pytest.raises(MissingDependencyError):
-            freezer.load(folder, **options)
+            freezer.load(folder, **options)  # type: ignore[call-overload]
     for keywords in ({"speed": True}, {"samples": "file"}):
         with pytest.raises(MissingDependencyError):
-            freezer.verify(folder, **keywords)  # type: ignore[arg-type]
+            freezer.verify(folder, **keywords)
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
