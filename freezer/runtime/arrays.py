@@ -40,7 +40,7 @@ def widened(array: Array) -> Array:
 
 def narrowed(array: Array) -> Array:
     """float32 rounded to bfloat16, as torch does; NaN stays NaN."""
-    bits = np.array(array, np.float32, order="C").view(np.uint32)
+    bits = np.array(array, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + (bits >> _MANTISSA_BITS & 1)
     whole = np.where(np.isnan(array), bits | 0x400000, rounded)
     return np.asarray(whole >> _MANTISSA_BITS, np.uint16).view(BFLOAT16)

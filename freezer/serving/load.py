@@ -229,5 +229,5 @@ def _version_of(package: str) -> str:
     """
     for folder in sys.path:
         for info in Path(folder).glob(f"{package}-*.dist-info"):
-            return info.stem.removeprefix(f"{package}-")
+            return info.stem.partition("-")[2]
     return str(import_module(package).__version__)

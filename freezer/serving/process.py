@@ -69,11 +69,11 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         arrays = "numpy" if self.runtime == "native" else self.runtime or self.arrays
-        if arrays not in (None, "torch", "numpy"):
-            raise UsageError(f"got {arrays!r}, expected arrays='torch' or arrays='numpy'")
+        if arrays not in (None, "torch", "numpy") or self.arrays not in (None, arrays):
+            raise UsageError(f"got {self.runtime or arrays!r}, expected arrays='torch' or 'numpy'")
         if self.runtime == "native":
-            if self.arrays == "torch" or self.device not in (None, "cpu"):
-                raise UsageError("runtime='native' is for arrays='numpy' on the CPU; omit it")
+            if self.device not in (None, "cpu"):
+                raise UsageError("runtime='native' is for the CPU; omit it")
             object.__setattr__(self, "device", "cpu")
         object.__setattr__(self, "arrays", arrays)
         if self.threads is not None and self.threads < 1:

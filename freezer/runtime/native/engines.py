@@ -87,8 +87,9 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], num_threads: int) 
 
 
 def _missing(why: str, package: str, error: ImportError) -> MissingDependencyError:
-    command = install_command(package)
-    return MissingDependencyError(f"{why}, which cannot be imported ({error}); {command}")
+    return MissingDependencyError(
+        f"{why}, which cannot be imported ({error}); {install_command(package)}"
+    )
 
 
 def _unopened(path: Path, engine: str, error: Exception) -> RuntimeError:

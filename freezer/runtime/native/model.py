@@ -126,8 +126,11 @@ def checked_array(spec: TensorSpec, value: object) -> Array:
     try:
         array = array_of(value)
     except Exception as error:  # the owner of the memory may raise anything
-        problem = f"got {type(value).__name__} that is no array: {first_line(error)}"
-        raise input_error(spec, f"{problem}; expected {spec.dtype} on the CPU") from error
+        raise input_error(
+            spec,
+            f"got {type(value).__name__} that is no array: {first_line(error)}; expected"
+            f" {spec.dtype} on the CPU",
+        ) from error
     if array is None:
         got = "nothing" if value is None else type(value).__name__
         raise input_error(
@@ -152,5 +155,7 @@ def _converted(spec: TensorSpec, array: Array) -> Array:
             return bits
         raise input_error(spec, "got float32 that bfloat16 lacks; round it to bfloat16")
     got = "bfloat16" if array.dtype == BFLOAT16 else array.dtype
-    remedy = f"convert it with .astype({spec.dtype!r})"
-    raise input_error(spec, f"got dtype {got}, expected {spec.dtype}; {remedy}")
+    raise input_error(
+        spec,
+        f"got dtype {got}, expected {spec.dtype}; convert it with .astype({spec.dtype!r})",
+    )
