@@ -245,3 +245,8 @@ class OutputStructure:
         default=None, metadata=written_if(lambda self: self.kind == "constant")
     )
     type_name: str = field(default="", metadata=OMIT_DEFAULT)
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of leaves that are tensors."""
+        return (self.kind == "tensor") + sum(item.num_tensors for item in self.items)
