@@ -121,8 +121,7 @@ class WatchedModel:
                 self.check()
 
     def check(self) -> bool:
-        """Load what the store offers now, unless it serves already. Whoever is told of a move calls
-        this.
+        """Load what the store offers now, unless it serves already. Call it when a name was moved.
 
         Returns:
             Whether another artifact serves now.

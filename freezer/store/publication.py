@@ -293,5 +293,5 @@ def announce(store: Store, model: str, move: Move, url: str | None = None) -> st
     try:
         http_session().post(url, json=event, timeout=HOOK_S).raise_for_status()
     except (OSError, ValueError, ColdpressError) as error:  # of requests
-        return f"the hook {url} was not told of it: {first_line(error)}"
+        return f"the hook {url} did not get it: {first_line(error)}"
     return ""

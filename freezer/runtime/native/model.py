@@ -128,7 +128,7 @@ def checked_array(spec: TensorSpec, value: object) -> Array:
     except Exception as error:  # the owner of the memory may raise anything
         raise input_error(
             spec,
-            f"got {type(value).__name__} that is no array: {first_line(error)}; expected"
+            f"got {type(value).__name__} that is not an array: {first_line(error)}; expected"
             f" {spec.dtype} on the CPU",
         ) from error
     if array is None:

@@ -78,8 +78,8 @@ def test_takes_any_strides(native: ArrayModel) -> None:
         (x_of(5), "batch from 1 to 4"),
         (x_of(2).tolist(), "got list, expected an array or tensor"),
         (None, "got nothing"),
-        (torch.ones(2, 3, 16, 16, device="meta"), "got Tensor that is no array"),
-        (torch.ones(2, 3, 16, 16).to_sparse(), "got Tensor that is no array"),
+        (torch.ones(2, 3, 16, 16, device="meta"), "got Tensor that is not an array"),
+        (torch.ones(2, 3, 16, 16).to_sparse(), "got Tensor that is not an array"),
     ],
 )
 def test_wrong_inputs_are_refused(native: ArrayModel, given: object, problem: str) -> None:
