@@ -246,6 +246,7 @@ def started(entrant: str, model: Model, folder: Path, python: str) -> Start:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "",  # installed packages have bytecode, too
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
     pipe = subprocess.PIPE

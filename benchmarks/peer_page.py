@@ -327,25 +327,20 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
     for name in names:
         own = name in (OWN, CONSENTED)
-        places = [
-            (_gain(one.timed[name], one.timed["eager"]), row)
-            for row, one in enumerate(contests)
-            if {name, "eager"} <= one.timed.keys()
-            and (name == CONSENTED or not one.timed[name].differs)
-        ]
-        marker = "D" if own else "o" if PEERS[name].at == "defaults" else "^"
-        style = {
-            "s": 70 if own else 32,
-            "zorder": 3 if own else 2,
-            "color": "black" if name == OWN else colors[name],
-            "marker": marker,
-        }
-        axes.scatter(
-            [x for x, _ in places],
-            [y for _, y in places],
-            label=PEERS[name].title,
-            **style,  # type: ignore[arg-type]
-        )
+        color = "black" if name == OWN else colors[name]
+        for row, one in enumerate(contests):
+            if {name, "eager"} <= one.timed.keys():
+                hollow = one.timed[name].differs and name != CONSENTED
+                axes.scatter(
+                    _gain(one.timed[name], one.timed["eager"]),
+                    row,
+                    s=70 if own else 32,
+                    zorder=3 if own else 2,
+                    facecolors="none" if hollow else color,
+                    edgecolors=color,
+                    marker="D" if own else "o" if PEERS[name].at == "defaults" else "^",
+                    label=PEERS[name].title,
+                )
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_xscale("log")
     ticks = [
@@ -358,8 +353,13 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     axes.set_yticks(range(len(contests)), [one.model for one in contests])
     axes.invert_yaxis()
     axes.grid(axis="both", alpha=0.3)
-    axes.set_xlabel("times as fast as eager (more is better)")
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    axes.set_xlabel("times as fast as eager (more is better; hollow: outputs are not float32's)")
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    place = "outside lower center"
+    figure.legend(
+        unique.values(), unique.keys(), loc=place, ncols=3, fontsize="small", frameon=False
+    )
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
