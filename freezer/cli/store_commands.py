@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,9 +114,12 @@ def pull(
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
     min_version: MinVersionOption = 0,
+    every: Annotated[
+        bool, Option("--all", help="Also what needs torch alone, as DEST.torch.")
+    ] = False,
 ) -> None:
-    """Copy the artifact for this machine into a folder, and verify every digest. If it needs an
-    engine, and the class has one that needs torch alone, that goes into DEST.torch.
+    """Copy the artifact for this machine into a folder, and verify every digest: the best one whose
+    engine is installed.
     """
     if not (dest / MANIFEST).is_file():  # a folder with this artifact stays
         check_folder(dest, "--dest")
@@ -127,12 +131,18 @@ def pull(
             " later"
         )
     name = pick(version, device_class_)
-    if len(version.images_of(name)) > 1:
+    images = version.images_of(name)
+    served = (rank for rank, image in enumerate(images) if all(map(find_spec, image.engines)))
+    rank = 0 if every else next(served, 0)
+    if every and len(images) > 1:
         with transfer_bar():
             opened.pull(version, name, torch_folder(dest), rank=1)
         say(f"the artifact that needs torch alone is in {torch_folder(dest)}")
+    elif rank:
+        missing = " and ".join(images[0].engines)
+        say(f"{missing} is not installed: the artifact that needs torch alone serves")
     with transfer_bar():
-        artifact = opened.pull(version, name, dest)
+        artifact = opened.pull(version, name, dest, rank=rank)
     size_bytes = sum(file.size_bytes for file in artifact.manifest.contents)
     say(f"{version.model}:{version.number} for {name} is in {dest} ({size_text(size_bytes)})")
     say(f"pin: {version.pin}", "dim")

@@ -18,6 +18,7 @@ from freezer.freezing.judging.timed_cells import (
     confirm_inherited,
     time_further_threads,
     time_sizes,
+    with_figures,
 )
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
@@ -43,4 +44,5 @@ __all__ = [
     "time_further_threads",
     "time_sizes",
     "with_cold_start",
+    "with_figures",
 ]

@@ -5,8 +5,9 @@
   the payloads for the deciding count as they are; the reason is recorded with the dropped payloads.
 - Slow sizes: see slow_sizes.py.
 - Torch alone: the second artifact of a class whose winner needs an engine. It serves deployments
-  that lack the engine. It has passed the drift gate and was timed in the same rounds as the winner;
-  only its cold start is measured.
+  that lack the engine. It has passed the drift gate and was timed in the same rounds as the winner.
+  Of its payloads that for all sizes is kept, since each contains the weights: it is timed at the
+  points where another one was, and its cold start is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import ENGINES, Dropped, payloads_for_threads, slower_than_eager
+from freezer.artifact import (
+    ENGINES,
+    Dropped,
+    is_specialized,
+    payloads_for_threads,
+    slower_than_eager,
+)
 from freezer.errors import FreezeError, JudgeError
 from freezer.freezing.candidates import Candidate, build_further
 from freezer.freezing.drift import DriftRow, report
@@ -32,7 +39,9 @@ from freezer.freezing.judging import (
     refuse_contradicted,
     run_trial,
     time_further_threads,
+    time_sizes,
     with_cold_start,
+    with_figures,
 )
 from freezer.freezing.payload_sets.slow_sizes import with_captured
 
@@ -175,12 +184,45 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
     best = max(alone, key=rank)
     second = replace(judgement, winner=best, best=best, previous=None, inherited=None)
     try:
-        second = second.with_winner(with_cold_start(session, best))
+        second = _for_all_sizes(session, second, best)
+        assert second.winner is not None
+        second = second.with_winner(with_cold_start(session, second.winner))
     except JudgeError as error:
         return judgement.with_winner(winner, text=f"no artifact that needs torch alone: {error}")
     engine = ENGINES[winner.candidate.payloads[0].kind]
     text = f"{best.recipe} serves where {engine} is not installed"
     return replace(judgement.with_winner(winner, text=text), torch_only=second)
+
+
+def _for_all_sizes(session: Session, judgement: Judgement, best: Trial) -> Judgement:
+    """The judgement with the winner's payload for all sizes alone, and with its speed.
+
+    Raises:
+        JudgeError: the machine was too disturbed to measure it.
+    """
+    payloads = payloads_for_threads(best.candidate.payloads, session.num_threads)
+    dropped = [
+        Dropped(
+            payload=payload.path,
+            num_threads=session.num_threads,
+            reason="of what needs torch alone, only the payload for all sizes is kept",
+        )
+        for payload in payloads
+        if is_specialized(payload, payloads)
+    ]
+    if not dropped:
+        return judgement
+    candidate = best.candidate.without(dropped)
+    trial = replace(best, candidate=candidate).without_payloads(dropped)
+    second = replace(judgement, trials=(trial,))
+    if session.timed:
+        with judging_conditions(session.target):
+            cells = time_sizes(session, [candidate], session.subject.points)
+        second = with_figures(session, second, cells)
+        (trial,) = second.trials
+        if trial.speedup is None:
+            raise JudgeError("the machine was too disturbed to measure its payload for all sizes")
+    return replace(second, winner=trial, best=trial)
 
 
 def _needs_engine(trial: Trial) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 import freezer
 from freezer.artifact import Artifact, read_artifacts
+from freezer.cli.store_commands import pull
 from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.other_payloads import with_torch_only
@@ -80,6 +81,57 @@ def test_two_artifacts_serve_one_class(
         for x in (random_inputs(1, 4), random_inputs(3, 4)):
             torch.testing.assert_close(model(x), mlp()(x))
     assert [refusal.reason for refusal in model.ladder] == ["runtime_missing"]
+
+
+def test_of_its_payloads_only_that_for_all_sizes_is_kept(
+    session: Session, judgement: Judgement, tmp_path: Path
+) -> None:
+    """Each contains the weights; the one that is kept is timed at the deciding size."""
+    winner, *others = judgement.trials
+    alone = []
+    for trial in others:
+        (for_all,) = trial.candidate.payloads
+        (dim,) = for_all.dims
+        exact = replace(for_all, path="payloads/exact", dims=(replace(dim, min=2, max=2),))
+        candidate = replace(trial.candidate, payloads=(exact, for_all))
+        alone.append(replace(trial, candidate=candidate))
+    found = with_torch_only(session, replace(judgement, trials=(winner, *alone)), tmp_path)
+    assert found.torch_only is not None
+    second = found.torch_only.winner
+    assert second is not None
+    assert second.candidate.payloads == (for_all,)
+    assert [dropped.payload for dropped in second.dropped] == ["payloads/exact"]
+    assert second.speedup is not None
+    assert {figures.payload for figures in second.points} == {for_all.path}
+    assert found.winner is not None
+    assert found.winner.candidate == winner.candidate
+
+
+@pytest.mark.parametrize(
+    ("every", "missing", "kinds"),
+    [
+        (False, "", ["onnxruntime"]),
+        (False, "onnxruntime", ["torchscript"]),
+        (True, "onnxruntime", ["onnxruntime", "torchscript"]),
+    ],
+)
+def test_pull_takes_what_serves_here(
+    session: Session,
+    judgement: Judgement,
+    every: bool,
+    missing: str,
+    kinds: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    best = assembled(session, judgement, tmp_path)
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("mlp", source_key="k", artifacts=read_artifacts(best.folder))
+    find = "freezer.cli.store_commands.find_spec"
+    monkeypatch.setattr(find, lambda name: None if name == missing else name)
+    pull("mlp", tmp_path / "pulled", str(store.root), every=every)
+    pulled = read_artifacts(tmp_path / "pulled")
+    assert [one.manifest.payloads[0].kind for one in pulled] == kinds
 
 
 def test_a_neighbour_of_other_weights_is_ignored(
