@@ -356,9 +356,13 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     axes.set_xlabel("times as fast as eager (more is better; hollow: outputs are not float32's)")
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    place = "outside lower center"
     figure.legend(
-        unique.values(), unique.keys(), loc=place, ncols=3, fontsize="small", frameon=False
+        unique.values(),
+        unique,
+        loc="outside lower center",
+        ncols=3,
+        fontsize="small",
+        frameon=False,
     )
     figure.savefig(path, dpi=80)
     pyplot.close(figure)

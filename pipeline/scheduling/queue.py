@@ -26,7 +26,7 @@ from pipeline.cluster import Node
 from pipeline.planning import BETTER_CPU, Demand, Item
 from pipeline.scheduling.item_state import ItemState
 
-WINDOW = 32
+WINDOW = 8
 """Items of the catalog within which a node may stay with one class."""
 
 LOOK_AHEAD = 32

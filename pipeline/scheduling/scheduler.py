@@ -46,6 +46,7 @@ class Scheduler:
         self._without_node: dict[str, float] = {}
         self._unserved: dict[str, Ask] = {}
         self._next_check = 0.0
+        self._has_judged = False
 
     @property
     def num_waiting(self) -> int:
@@ -84,7 +85,8 @@ class Scheduler:
         turn, the least loaded first.
 
         A group has builds of one model: of its item, at most a core's share of those that wait
-        (guided self-scheduling, Polychronopoulos and Kuck 1987), and of `portable`.
+        (guided self-scheduling, Polychronopoulos and Kuck 1987), and of `portable`. Until the first
+        judge starts, all cores share the builds of one item, so that an outcome comes soon.
         """
         slots, nodes = list(self._slots.values()), self._fleet.nodes
         num_cpus = sum(slot.node.num_cpus for slot in slots)
@@ -93,9 +95,12 @@ class Scheduler:
                 if not slot.has_room:
                     slots.remove(slot)
                 elif judge := self._judge_for(slot, self._judges):
+                    self._has_judged = True
                     yield slot, [judge, *self._judges.take_portable(judge, slot, nodes)]
                 elif build := self._builds.take(slot, nodes):
-                    num_waiting = 1 + self._builds.num_for(slot.node, nodes)
+                    num_waiting = len(build.item.builds)
+                    if self._has_judged:
+                        num_waiting = 1 + self._builds.num_for(slot.node, nodes)
                     num_tasks = math.ceil(num_waiting / num_cpus)
                     portable = self._builds.take_portable(build, slot, nodes)
                     alike = self._builds.take_alike(build, num_tasks - 1, slot, nodes)

@@ -9,9 +9,10 @@ import pytest
 
 from pipeline.cluster import Ask, Node
 from pipeline.planning import Demand
-from pipeline.scheduling.queue import Task
+from pipeline.scheduling.item_state import ItemState
+from pipeline.scheduling.queue import Progress, Task
 from pipeline.scheduling.scheduler import Scheduler
-from tests.support.one_node import DEMAND, NoRay, OneNode, waiting
+from tests.support.one_node import DEMAND, NoRay, OneNode, item_of, waiting
 
 V3 = "cpu-x86-64-v3"
 V4 = "cpu-x86-64-v4"
@@ -111,6 +112,22 @@ def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.Monkey
     here.wait_for(alone)
     [(task, failure)] = here.given_up()
     assert (task, failure.code) == (alone, "CP-NO-NODE")
+
+
+def test_until_the_first_judge_all_cores_share_one_item(here: Here) -> None:
+    here.fleet.have(node("a", V4, num_cpus=2))
+    recipes = ("openvino", "onnxruntime", "torchscript-frozen", "inductor-frozen")
+    for index in range(3):
+        state = ItemState(item=item_of(V4, recipes), estimate=DEMAND)
+        progress = Progress(state=state, index=index)
+        here.wait_for(*[Task(progress=progress, recipe=recipe) for recipe in recipes])
+    here.tick()
+    groups = []
+    for slot, tasks in here.next_tasks():
+        here.record_start(tasks, slot)
+        groups.append([(task.progress.index, task.recipe) for task in tasks])
+    shares = [(0, recipe) for recipe in recipes]
+    assert groups == [shares[:2], shares[2:]]
 
 
 def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
