@@ -7,9 +7,10 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from freezer.codec import frozen
 from freezer.errors import FreezeError, first_line
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
@@ -190,7 +191,7 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] 
     return [*shapes, ("captured" if recipe.name == KEPT_EAGER.name else "all", None)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Builds:
     """All builds of a model for one target.
 

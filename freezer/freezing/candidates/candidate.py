@@ -11,19 +11,18 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from freezer.artifact import Artifact, Dropped, FreezingReport, Payload, payloads_for_threads
-from freezer.codec import decode, encode
+from freezer.codec import JsonView, decode, encode, frozen
 from freezer.errors import ColdpressError
 from freezer.files import check_folder, link_or_copy, read_document
 from freezer.freezing.in_hand import take
 from freezer.freezing.models import Subject
-from freezer.freezing.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES, Settings
 from freezer.freezing.target import Target, toolchain
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
@@ -38,7 +37,7 @@ lowerings.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Candidate:
     """The payloads that one recipe made of one model for one device class.
 
@@ -61,12 +60,12 @@ class Candidate:
     recipe: str
     lowering: str
     capture: str
-    settings: Mapping[str, Any]
+    settings: Settings
     tried: tuple[Mapping[str, str], ...]
     payloads: tuple[Payload, ...]
     reports: Mapping[str, FreezingReport]
     warnings: tuple[str, ...]
-    toolchain: Mapping[str, Any]
+    toolchain: JsonView
     weights: str
     build_s: float
     preserve: tuple[str, ...] = ()

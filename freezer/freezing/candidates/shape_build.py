@@ -6,12 +6,13 @@ import gc
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
+from freezer.codec import frozen
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE
@@ -28,7 +29,7 @@ from freezer.runtime.torch_settings import threads
 from freezer.spec import FLOAT32, Dim
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Made:
     """One payload, its report, name and warnings of the capture it was made from, and its recipe,
     which names nodes that were left in floating point.
@@ -41,7 +42,7 @@ class Made:
     recipe: Recipe
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ShapeBuild:
     """Builds the payloads of one shape, one for each target.
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import frozen
 from freezer.freezing.diagnostics import warned_at
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, Point, TensorSpec, bind
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Captured:
     """A graph of a model.
 

@@ -9,7 +9,7 @@ rounding errors would be attributed to eager.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from freezer.freezing.models import Kwargs
 
 _DOUBLE = (torch.float64, torch.complex128)
 _WIDE = {
@@ -72,7 +74,7 @@ class Widening(TorchDispatchMode):
         func: Any,
         types: Sequence[type],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Kwargs = None,
     ) -> Any:
         """Run an operator in float64."""
         named = dict(kwargs or {})

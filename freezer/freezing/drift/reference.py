@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from freezer.codec import frozen
 from freezer.compare import Magnitudes, distances
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
@@ -23,14 +23,14 @@ from freezer.freezing.drift.runs import (
     source_runner,
 )
 from freezer.freezing.drift.ties import FEW
-from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
+from freezer.freezing.models import RESET, NamedTensors, Subject, same_each_time, tensors_of
 from freezer.runtime.tensors import comparable, in_double, same_tensors, values_of
 
 _Outputs = list[list[Tensor]]
 """Output tensors of every call."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Reference:
     """All calls of a subject.
 
@@ -187,7 +187,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
-    def repeats(answer: list[Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    def repeats(answer: list[Tensor], tensors: NamedTensors) -> bool:
         """Whether a fresh copy gives an answer each time."""
         return same_each_time(lambda: _all_same(answer, _fresh_runner(subject).call(tensors)))
 

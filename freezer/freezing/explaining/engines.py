@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freezer.freezing.explaining.values import GraphReference
+from freezer.freezing.explaining.values import GraphReference, NodeValues
 from freezer.freezing.lowering import known_names
+from freezer.freezing.recipes import Settings
 from freezer.runtime.native import import_openvino, session_options
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def run_onnx(
     model: ModelProto,
     source: GraphReference,
     names: Mapping[str, str] | None,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     optimize: bool,
 ) -> Run:
@@ -68,7 +69,7 @@ def run_openvino(
     model: Model,
     source: GraphReference,
     names: Mapping[str, str] | None,
-    settings: Mapping[str, Any],
+    settings: Settings,
 ) -> Run:
     """Run an OpenVINO model; see `run_onnx`.
 
@@ -106,7 +107,7 @@ def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[
 
 
 def _by_source(
-    source: GraphReference, names: Mapping[str, str], values: Mapping[str, Tensor]
+    source: GraphReference, names: Mapping[str, str], values: NodeValues
 ) -> dict[str, Tensor]:
     """Values by source node: of several the last one of its shape."""
     found = {}

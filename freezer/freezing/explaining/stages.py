@@ -5,7 +5,6 @@ which can be run, and gives values of its nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from freezer.artifact import NUMERICS, Error, NodeScore
+from freezer.codec import frozen
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (
     Run,
@@ -48,7 +48,7 @@ computes something else than before.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stage:
     """A form of a model.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,17 +17,17 @@ from freezer.artifact import (
     LatencyRecord,
     Manifest,
     Measured,
-    MeasuredDrift,
     MeasuredLatency,
     PointFigures,
     PreviousRecord,
     Tradeoff,
     place_text,
 )
+from freezer.codec import frozen
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.drift import STRIDES, Call, DriftReport, Reference
+from freezer.freezing.drift import STRIDES, Call, DriftReport
 from freezer.freezing.recipes import KEPT_EAGER
-from freezer.spec import SamplingPolicy, Timing
+from freezer.spec import Point, SamplingPolicy, Timing
 from freezer.timing import Sampling, Speedup, over_processes, speedup
 
 Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
@@ -48,7 +48,7 @@ def again(entrant: str) -> str:
     return f"{entrant}, second process"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Trial:
     """Result of one candidate. Figures are None if they were not measured.
 
@@ -93,7 +93,7 @@ class Trial:
         return Measured(
             speedup=faster.value if faster else None,
             speedup_ci=(faster.low, faster.high) if faster else None,
-            drift=MeasuredDrift(**drift.summary()) if drift else UNMEASURED.drift,
+            drift=drift.measured if drift else UNMEASURED.drift,
             latency_ms=self.latency_ms,
         )
 
@@ -110,7 +110,7 @@ class Trial:
         return replace(self, dropped=(*self.dropped, *dropped))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Cell:
     """Latency samples at one thread count and point.
 
@@ -121,7 +121,7 @@ class Cell:
     """
 
     num_threads: int
-    point: Mapping[str, int]
+    point: Point
     sampling: Sampling
     payloads: Mapping[str, str]
 
@@ -154,7 +154,7 @@ class Cell:
         return place_text(self.num_threads, self.point)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Incumbent:
     """The artifact that serves the device class now.
 
@@ -171,14 +171,13 @@ class Incumbent:
     problem: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Judgement:
     """The verdict of one model and device class, with its evidence. Each step adds its part.
 
     Attributes:
         reason: one sentence for people.
         trials: one for each candidate.
-        reference: outputs of eager that the trials were compared with.
         winner: the trial to publish; None unless published, or unstable and something serves.
         best: the trial that came nearest; its figures are shown if nothing is published.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
@@ -195,7 +194,6 @@ class Judgement:
     """
 
     trials: tuple[Trial, ...]
-    reference: Reference
     verdict: Verdict = "failed"
     reason: str = ""
     winner: Trial | None = None

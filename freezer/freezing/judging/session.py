@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freezer.codec import frozen
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.judging.budgets import Budget, budget_of
 from freezer.freezing.models import Subject, to_device
@@ -15,14 +16,14 @@ from freezer.freezing.target import Target, target_here
 from freezer.hardware import PORTABLE, this_host
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import plain_precision, threads
-from freezer.spec import Limits, Objective, SamplingPolicy
+from freezer.spec import Limits, Objective, Point, SamplingPolicy
 from freezer.timing import policy_for
 
 TaskMetric = Callable[[Callable[..., Any]], float]
 """Measure the quality of a callable model; larger is better."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Session:
     """What the steps of a judgement share.
 
@@ -66,7 +67,7 @@ class Session:
         return self.target.num_threads
 
     @property
-    def further_sizes(self) -> tuple[Mapping[str, int], ...]:
+    def further_sizes(self) -> tuple[Point, ...]:
         """The middle and the largest sizes, beside the points."""
         return self.subject.spec.further_sizes(self.subject.points)
 

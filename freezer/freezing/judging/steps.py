@@ -167,11 +167,7 @@ def judge(
             )
     session = sharing_budget(session, candidates)
     trials = tuple(Trial(candidate=candidate) for candidate in candidates)
-    judgement = Judgement(
-        trials=trials,
-        reference=session.reference,
-        incumbent=incumbent,
-    )
+    judgement = Judgement(trials=trials, incumbent=incumbent)
     names = ", ".join(candidate.recipe for candidate in candidates)
     with judging_conditions(session.target):
         for step in STEPS:

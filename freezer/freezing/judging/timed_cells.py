@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
@@ -27,7 +26,7 @@ from freezer.freezing.recipes import EAGER
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import distinct_at, on_device
 from freezer.runtime.torch_settings import threads
-from freezer.spec import SamplingPolicy, bind, timing_of
+from freezer.spec import Point, SamplingPolicy, bind, timing_of
 from freezer.timing import Rivals, Sampling, meter_of, sample
 
 _Call = Callable[[], object]
@@ -133,7 +132,7 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
 
 
 def time_sizes(
-    session: Session, candidates: Sequence[Candidate], sizes: Sequence[Mapping[str, int]]
+    session: Session, candidates: Sequence[Candidate], sizes: Sequence[Point]
 ) -> tuple[Cell, ...]:
     """Time eager and candidates at sizes.
 
@@ -220,7 +219,7 @@ def time_cell(
     subject: Subject,
     candidates: Sequence[Candidate],
     num_threads: int,
-    point: Mapping[str, int],
+    point: Point,
     policy: SamplingPolicy,
     *,
     most_s: float | None = None,
@@ -252,7 +251,7 @@ def time_cell(
 
 def _time_at(
     subject: Subject,
-    point: Mapping[str, int],
+    point: Point,
     candidates: Mapping[str, FrozenModel],
     policy: SamplingPolicy,
     most_s: float | None,
@@ -263,7 +262,7 @@ def _time_at(
 
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
-    eager = _fresh_eager(subject)
+    eager = subject.fresh()
     calls = _calls(subject, point, {EAGER: partial(without_grad, eager), **candidates})
     resets: dict[str, _Call] = {}
     if subject.reset is not None:
@@ -304,16 +303,6 @@ def _round_s(calls: Mapping[str, Sequence[_Call]], timed_ms: Callable[[_Call], f
     return round_s
 
 
-def _fresh_eager(subject: Subject) -> nn.Module:
-    """A copy of the model in its initial state."""
-    eager = subject.fresh()
-    for part in eager.modules():
-        if isinstance(part, nn.RNNBase):
-            # on a GPU, calls of a copy would flatten its weights each time
-            part.flatten_parameters()
-    return eager
-
-
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without gradients, as a frozen model is called."""
     with torch.no_grad():
@@ -321,7 +310,7 @@ def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _calls(
-    subject: Subject, point: Mapping[str, int], models: Mapping[str, Callable[..., object]]
+    subject: Subject, point: Point, models: Mapping[str, Callable[..., object]]
 ) -> dict[str, list[_Call]]:
     """The calls of each entrant at a point, with its own copies of the inputs, bound before
     timing.

@@ -10,12 +10,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
+from freezer.codec import frozen
 from freezer.errors import (
     BuildError,
     MissingDependencyError,
@@ -65,7 +66,7 @@ def check_stateless(captured: Captured, engine: str) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Lowered:
     """Result of a lowering.
 

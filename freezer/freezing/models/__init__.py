@@ -6,6 +6,7 @@ Read first: subject.py.
 """
 
 from freezer.freezing.models.calls import (
+    NamedTensors,
     baked_in,
     call_source,
     device_of_model,
@@ -47,6 +48,7 @@ __all__ = [
     "ExampleInputs",
     "ExportedModule",
     "Kwargs",
+    "NamedTensors",
     "Subject",
     "SubjectOptions",
     "arguments_of",

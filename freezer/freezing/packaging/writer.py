@@ -5,7 +5,7 @@ manifest. Measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from freezer.artifact import (
@@ -139,7 +139,7 @@ def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest
         needs=_needs(candidate, session.target),
         toolchain=candidate.toolchain,
         drift=DriftRecord(
-            **winner.drift.summary(),
+            **asdict(winner.drift.measured),
             reference_note=reference.note,
             deterministic=reference.deterministic,
             task_metric={EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
