@@ -11,7 +11,12 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from freezer.codec import frozen
-from freezer.errors import FreezeError, first_line
+from freezer.errors import (
+    BuildError,
+    FreezeError,
+    first_line,
+    install_command,
+)
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import REPAIRS, Attempt
@@ -66,11 +71,15 @@ def build(
 
     Raises:
         CaptureError: no capture of the recipe works.
-        BuildError: no captured graph can be lowered.
+        BuildError: a package is missing (code CP-DEPENDENCY), or no captured graph can be lowered.
         LeakError: the compiled code has instructions outside the device class.
     """
     started = time.monotonic()
     recipe = made_for(recipe, target.device_class.kind)
+    missing = [name for name in recipe.packages if name not in installed_versions()]
+    if missing:
+        needed = f"{recipe.name} lacks packages; {install_command(*missing)}"
+        raise BuildError(needed, code="CP-DEPENDENCY")
     counts = target.further_threads if further else (target.num_threads,)
     targets = tuple(target.at(count) for count in counts)
     (folder / "payloads").mkdir()

@@ -81,7 +81,7 @@ def build(
     return Lowered(report=report)
 
 
-def check_real(program: ExportedProgram, engine: str) -> None:
+def check_real(program: ExportedProgram) -> None:
     """Reject a program with complex inputs or outputs.
 
     Raises:
@@ -91,8 +91,8 @@ def check_real(program: ExportedProgram, engine: str) -> None:
     names = [*signature.user_inputs, *signature.user_outputs]
     if any(value.is_complex() for value in values_named(program, names)):
         raise BuildError(
-            f"{engine}: an input or output is complex, which the engine lacks; use"
-            " torch.view_as_real outside the model"
+            "an input or output is complex, which the engine lacks; use torch.view_as_real outside"
+            " the model"
         )
 
 

@@ -133,7 +133,7 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
             if leaks:
                 found = "; ".join(f"{leak}: {examples[leak]} ({counts[leak]})" for leak in leaks)
                 raise LeakError(
-                    f"inductor: {item.filename} holds instructions outside of {device_class.name},"
+                    f"{item.filename} holds instructions outside of {device_class.name},"
                     f" which would stop the process with SIGILL: {found}. Check your own compiler"
                     " flags, compiler (CXX) and custom headers that switch the target, or build"
                     " for a class that has them"
@@ -167,7 +167,7 @@ def families_of(library: Path) -> tuple[Counter[str], dict[str, str]]:
         return counts, examples
     family_of = {_X86_MACHINE: x86_family, _A64_MACHINE: a64_family}.get(machine)
     if family_of is None:
-        raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {machine}")
+        raise BuildError(f"{library.name} is for the unknown ELF machine {machine}")
     syntax = ("-M", "intel") if machine == _X86_MACHINE else ()
     for symbol, code, text in _disassembled(library, *syntax):
         family = family_of(code, text)
@@ -187,7 +187,7 @@ def _disassembled(library: Path, *options: str) -> Iterator[tuple[str, str, str]
     objdump = shutil.which("objdump")
     if objdump is None:
         raise BuildError(
-            "inductor: no objdump to check the library's instructions; install binutils, which g++"
+            "no objdump to check the library's instructions; install binutils, which g++"
             " needs too (Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
@@ -210,7 +210,7 @@ def _disassembled(library: Path, *options: str) -> Iterator[tuple[str, str, str]
             elif line.strip():
                 last = line.strip()
     if process.returncode:
-        raise BuildError(f"inductor: objdump cannot disassemble {library.name}: {last}")
+        raise BuildError(f"objdump cannot disassemble {library.name}: {last}")
 
 
 def x86_family(code: str, text: str) -> str | None:

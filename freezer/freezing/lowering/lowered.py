@@ -17,13 +17,7 @@ import torch
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
 from freezer.codec import frozen
-from freezer.errors import (
-    BuildError,
-    MissingDependencyError,
-    UsageError,
-    first_line,
-    install_command,
-)
+from freezer.errors import BuildError, UsageError, first_line
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
@@ -39,11 +33,11 @@ def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iterator[None]:
-    """Make every error of the block a BuildError that names the engine."""
+    """Make every error of the block a BuildError that names the engine; one stays of its kind."""
     try:
         yield
-    except BuildError:
-        raise
+    except BuildError as error:
+        raise type(error)(f"{engine}: {error}", code=error.code) from error
     except UsageError as error:
         raise BuildError(f"{engine}: {error}", code=error.code) from error
     except Exception as error:
@@ -51,7 +45,7 @@ def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iter
         raise BuildError(f"{engine}: {why}") from error
 
 
-def check_stateless(captured: Captured, engine: str) -> None:
+def check_stateless(captured: Captured) -> None:
     """Reject a program whose calls change buffers: most engines keep no state.
 
     Raises:
@@ -60,8 +54,8 @@ def check_stateless(captured: Captured, engine: str) -> None:
     if captured.mutates:
         changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"{engine}: a call changes {changed}, and the payload would lose it;"
-            " torchscript-frozen keeps state",
+            f"a call changes {changed}, and the payload would lose it; torchscript-frozen keeps"
+            " state",
             code="CP-STATE",
         )
 
@@ -86,9 +80,6 @@ def quantizing(package: str) -> Iterator[None]:
     """Make every error of the block a BuildError that names the package that quantizes."""
     try:
         yield
-    except ImportError as error:
-        code = MissingDependencyError.code
-        raise BuildError(f"{error}; {install_command(package)}", code=code) from error
     except Exception as error:
         raise BuildError(
             f"{package} does not quantize this model: {type(error).__name__}: {first_line(error)};"

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from freezer.errors import BuildError, MissingDependencyError, install_command
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
-from freezer.freezing.environment import installed_versions
 from freezer.freezing.lowering.exported_programs import (
     check_real,
     decomposed,
@@ -37,7 +35,7 @@ from freezer.freezing.lowering.lowered import (
     with_precisions,
 )
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
-from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
@@ -62,37 +60,21 @@ _INTEGER_PRODUCTS = (
 """Operators that compute convolutions and matrix products, and those that do in int8."""
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@build_errors("onnxruntime")
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to ONNX and optimize it with ONNX Runtime at the level "extended".
 
     The level above it, which the loader applies, chooses layouts for the instruction set at hand.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (codes CP-DEVICE-CLASS and
-            CP-BETTER-CPU), or the program cannot be converted, such as one with over 2 GB of
-            weights.
+        BuildError: calls change buffers (code CP-STATE), the class is not that of this machine
+            (codes CP-DEVICE-CLASS and CP-BETTER-CPU), or the program cannot be converted, such as
+            one with over 2 GB of weights.
     """
-    check_stateless(captured, "onnxruntime")
-    missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
-    if missing:
-        raise BuildError(
-            f"onnxruntime lacks packages; {install_command(*missing)}",
-            code=MissingDependencyError.code,
-        )
-    with build_errors("onnxruntime"):
-        check_unlimited(target, "ONNX Runtime")
-        return _build(captured, path, settings)
-
-
-def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
-    check_real(captured.program, "onnxruntime")
-    check_integers(captured, "onnxruntime", in_64_bits=True)
+    check_stateless(captured)
+    check_unlimited(target, "ONNX Runtime")
+    check_real(captured.program)
+    check_integers(captured, in_64_bits=True)
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"), decomposed(captured.program) as made:
@@ -103,11 +85,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
             model = _quantized(model, names_in(made), captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
-        model = optimized(
-            model,
-            path.parent,
-            settings,
-        )
+        model = optimized(model, path.parent, settings)
     if computes != FLOAT32:
         report = with_precisions(report, settings, _products(model.graph), captured.exact)
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))

@@ -88,12 +88,9 @@ _PRECISIONS = {"f32": FLOAT32, "u8": "int8", "i8": "int8"}
 _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@build_errors("openvino")
+@torch.no_grad()
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
     The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a
@@ -101,19 +98,14 @@ def build(
     instructions of the CPU.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (codes CP-DEVICE-CLASS and
-            CP-BETTER-CPU), or the program cannot be converted.
+        BuildError: calls change buffers (code CP-STATE), the class is not that of this machine
+            (codes CP-DEVICE-CLASS and CP-BETTER-CPU), or the program cannot be converted.
     """
-    check_stateless(captured, "openvino")
-    with build_errors("openvino"), torch.no_grad():
-        check_unlimited(target, "OpenVINO")
-        return _build(captured, path, settings, import_openvino("a build needs OpenVINO"))
-
-
-def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleType) -> Lowered:
-    check_real(captured.program, "openvino")
-    check_integers(captured, "openvino", in_64_bits=False)
+    check_stateless(captured)
+    check_unlimited(target, "OpenVINO")
+    check_real(captured.program)
+    check_integers(captured, in_64_bits=False)
+    openvino = import_openvino("a build needs OpenVINO")
     report, phases_s = report_before(captured), dict[str, float]()
     with timed(phases_s, "convert"):
         model, calls, names = _converted(captured, openvino)
@@ -163,7 +155,7 @@ def _quantized(
         captured: has the samples, and the nodes that stay exact.
 
     Raises:
-        BuildError: NNCF is missing (code CP-DEPENDENCY), or fails (code CP-PRECISION).
+        BuildError: NNCF fails; code CP-PRECISION.
     """
     operators = []
     for op in model.get_ordered_ops():
@@ -240,8 +232,8 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
     same_inputs = len(set(indices)) == len(model.inputs)
     if not same_inputs or len(model.outputs) != num_outputs:
         raise BuildError(
-            f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)}"
-            f" outputs of {len(names)} and {num_outputs}; use inductor-frozen"
+            f"the conversion made {len(model.inputs)} inputs and {len(model.outputs)} outputs of"
+            f" {len(names)} and {num_outputs}; use inductor-frozen"
         )
     return tuple(indices)
 

@@ -112,12 +112,11 @@ and so may leave 32 bits.
 _DIVISIONS = ("floor_divide", "remainder", "fmod", "div")
 
 
-def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None:
+def check_integers(captured: Captured, *, in_64_bits: bool) -> None:
     """Check that an engine computes the integers of a program as torch does.
 
     Args:
         captured: an exported program with its inputs.
-        engine: name for the message.
         in_64_bits: whether the engine computes int64 in 64 bits.
 
     Raises:
@@ -136,8 +135,8 @@ def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None
             pass
         if watch.problem:
             raise BuildError(
-                f"{engine}: {watch.problem}; use inductor-frozen, bound the values (clamp), or"
-                " compute them outside the model"
+                f"{watch.problem}; use inductor-frozen, bound the values (clamp), or compute them"
+                " outside the model"
             )
 
 

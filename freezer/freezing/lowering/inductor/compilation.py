@@ -91,8 +91,8 @@ def build(
             set than the class's; or Inductor fails.
         LeakError: the package has instructions outside the device class.
     """
-    check_stateless(captured, "inductor")
     with build_errors("inductor"), torch.no_grad(), torchscript_deprecations_silenced():
+        check_stateless(captured)
         return _build(captured, path, target, settings)
 
 
@@ -185,16 +185,10 @@ def _passes(watched: Watched) -> dict[str, object]:
         name_scalars(graph)
         clip_windows(graph)
 
-    def begin(graph: torch.fx.Graph) -> None:
-        watched.begin(graph)
-
-    def finish(graph: torch.fx.Graph) -> None:
-        watched.finish(graph)
-
     return {
-        "joint_custom_pre_pass": begin,
+        "joint_custom_pre_pass": lambda graph: watched.begin(graph),
         "joint_custom_post_pass": repair,
-        "post_grad_custom_post_pass": finish,
+        "post_grad_custom_post_pass": lambda graph: watched.finish(graph),
     }
 
 
