@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -48,11 +49,7 @@ class Target:
 
     def at(self, num_threads: int) -> Target:
         """The same class with one thread count."""
-        return Target(
-            device_class=self.device_class,
-            num_threads=num_threads,
-            device=self.device,
-        )
+        return replace(self, num_threads=num_threads, further_threads=())
 
 
 def target_here(

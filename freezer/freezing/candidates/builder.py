@@ -39,6 +39,7 @@ from freezer.freezing.target import Target, toolchain
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import full_on_gpu, threads
+from freezer.spec import Point
 
 logger = logging.getLogger("coldpress")
 
@@ -131,8 +132,6 @@ def _candidate(
         reports={part.payload.path: part.report for part in made},
         warnings=tuple(dict.fromkeys(warnings)),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
-        weights="",
-        build_s=0.0,
         preserve=subject.kept_names,
         precision=recipe.precision,
     )
@@ -187,16 +186,16 @@ def build_further(
     return made
 
 
-def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
+def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, Point | None]]:
     """Name and point of each shape that gets a payload, the most special first; the point None is
     for all sizes.
     """
     varies = any(dim.min < dim.max for dim in subject.spec.dims)
     points = subject.points if varies and recipe.by_shape else ()
-    shapes: list[tuple[str, dict[str, int] | None]] = []
+    shapes: list[tuple[str, Point | None]] = []
     for point in points:
         sizes = [f"{name}{size}" for name, size in point.items()]
-        shapes.append(("-".join(sizes), dict(point)))
+        shapes.append(("-".join(sizes), point))
     return [*shapes, ("captured" if recipe.name == KEPT_EAGER.name else "all", None)]
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from torch import nn
@@ -61,13 +61,13 @@ class Candidate:
     lowering: str
     capture: str
     settings: Settings
-    tried: tuple[Mapping[str, str], ...]
+    tried: tuple[Mapping[str, str], ...] = ()
     payloads: tuple[Payload, ...]
-    reports: Mapping[str, FreezingReport]
-    warnings: tuple[str, ...]
+    reports: Mapping[str, FreezingReport] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     toolchain: JsonView
-    weights: str
-    build_s: float
+    weights: str = ""
+    build_s: float = 0.0
     preserve: tuple[str, ...] = ()
     precision: str = FLOAT32
 
@@ -160,8 +160,8 @@ def architecture_digest(subject: Subject, target: Target) -> str:
         "tensors": [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors],
         "code": sorted(_code(kind) for kind in kinds if not kind.__module__.startswith("torch.")),
         "inputs": encode(subject.spec),
-        "points": [dict(point) for point in subject.points],
-        "toolchain": dict(toolchain(target.device)),
+        "points": subject.points,
+        "toolchain": toolchain(target.device),
         "recipes": [encode(recipe) for recipe in RECIPES.values()],
     }
     return hashlib.sha256(

@@ -138,11 +138,11 @@ class Attempt:
         self._cache: dict[CaptureName, Captured] = {}
         if point is None:
             points = interior_points(subject.spec, NUM_FURTHER_POINTS)
-            known = [dict(each.point) for each in subject.sets]
+            known = [each.point for each in subject.sets]
             more = [subject.further_set(each) for each in points if each not in known]
             sets = (*subject.sets, *more)
         else:
-            sets = tuple(each for each in subject.sets if dict(each.point) == dict(point))
+            sets = tuple(each for each in subject.sets if each.point == point)
         self.subject = replace(subject, sets=sets)
         self._original = Original(subject=self.subject, point=point)
 

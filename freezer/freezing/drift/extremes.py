@@ -31,7 +31,7 @@ from freezer.freezing.drift.ties import at_ties, misplaced
 from freezer.freezing.models import NamedTensors, Subject
 from freezer.runtime.input_sets import InputSet, is_mask, on_device
 from freezer.runtime.tensors import comparable, dtype_name, in_double
-from freezer.spec import FLOAT32, FLOATING, INTEGRAL, InputSpec, TensorSpec
+from freezer.spec import FLOAT32, FLOATING, INTEGRAL, InputSpec, Point, TensorSpec
 
 NUM_RERUNS = 3
 
@@ -191,7 +191,7 @@ def rms_of(values: Tensor) -> float:
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def extremes_of(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+def extremes_of(subject: Subject, stateful: bool) -> list[Extreme]:
     """The extreme sets that eager takes, those with NaN and Inf last."""
     makers = [*MAKERS, ("integer", _counts)] if subject.observed else MAKERS
     first, middle = _bases(subject)
@@ -200,16 +200,16 @@ def extremes_of(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
     changed[1::2] = others[1::2]
     further = [(f"sizes {point}", subject.further_set(point)) for point in _points(subject)]
     missing = _changed(subject.spec, first, [("float", _missing)]).items()
-    return tuple(_taken(subject, [*changed, *further, *missing], stateful))
+    return list(_taken(subject, [*changed, *further, *missing], stateful))
 
 
-def normal_sets(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+def normal_sets(subject: Subject, stateful: bool) -> list[Extreme]:
     """Two normal sets of the deciding sizes, if eager takes them."""
     first, _ = _bases(subject)
     alike = (inputs for inputs in subject.sets if inputs.point == first.point)
     other = next((inputs for inputs in alike if not inputs.equals(first)), None)
     other = other or subject.further_set(first.point)
-    return tuple(_taken(subject, [("normal values", first), ("other values", other)], stateful))
+    return list(_taken(subject, [("normal values", first), ("other values", other)], stateful))
 
 
 def _taken(
@@ -236,23 +236,23 @@ def _bases(subject: Subject) -> tuple[InputSet, InputSet]:
     return subject.set_at(subject.points[0]), by_size[len(by_size) // 2]
 
 
-def _points(subject: Subject) -> list[dict[str, int]]:
+def _points(subject: Subject) -> list[Point]:
     """Points that no other set has: one to three above a multiple of 16, and one that depends on
     the weights, so that no lowering can be made for it.
     """
     drawn = random.Random(subject.weights)
     dims = {dim.name: dim.sizes[:NEAR] for dim in subject.spec.dims}
-    points = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
+    points: list[Point] = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
     for beyond in (1, 2, 3):
         point = {}
         for name, sizes in dims.items():
             chosen = [size for size in sizes if size % 16 == beyond] or sizes
             point[name] = chosen[-1]
         points.append(point)
-    known = [dict(inputs.point) for inputs in subject.sets]
-    for point in points:
-        if point not in known:
-            known.append(point)
+    known = [inputs.point for inputs in subject.sets]
+    for made in points:
+        if made not in known:
+            known.append(made)
     return known[len(subject.sets) :]
 
 

@@ -49,21 +49,21 @@ class Reference:
         warnings: which outputs compare nothing.
     """
 
-    calls: tuple[Call, ...]
+    calls: Sequence[Call]
     stateful: bool
     deterministic: bool
     float64: bool
     note: str | None
-    scales: tuple[tuple[float, ...], ...]
-    runs: tuple[Run, ...] = ()
-    extremes: tuple[Extreme, ...] = ()
-    normal: tuple[Extreme, ...] = ()
-    warnings: tuple[str, ...] = ()
+    scales: Sequence[tuple[float, ...]]
+    runs: Sequence[Run] = ()
+    extremes: Sequence[Extreme] = ()
+    normal: Sequence[Extreme] = ()
+    warnings: Sequence[str] = ()
 
     @property
-    def singles(self) -> tuple[Call, ...]:
+    def singles(self) -> list[Call]:
         """The single calls, in the order of the subject's sets."""
-        return tuple(call for call in self.calls if call.kind == "single")
+        return [call for call in self.calls if call.kind == "single"]
 
 
 def run_reference(subject: Subject) -> Reference:
@@ -95,16 +95,16 @@ def run_reference(subject: Subject) -> Reference:
         calls.append(call)
     outputs = range(len(subject.outputs))
     return Reference(
-        calls=tuple(calls),
+        calls=calls,
         stateful=stateful,
         deterministic=deterministic,
         float64=float64,
         note=note,
         runs=runs,
-        scales=tuple(scales_of(calls, index, float64=float64) for index in outputs),
+        scales=[scales_of(calls, index, float64=float64) for index in outputs],
         extremes=extremes_of(subject, stateful) if deterministic else (),
         normal=normal_sets(subject, stateful) if deterministic else (),
-        warnings=tuple(_warnings(subject, eagers)),
+        warnings=list(_warnings(subject, eagers)),
     )
 
 
@@ -141,7 +141,7 @@ def _noise(
     eagers: _Outputs,
     rerun: Callable[[], Iterator[list[Tensor]]],
     num_reruns: int,
-) -> tuple[list[list[float]], tuple[Run, ...]]:
+) -> tuple[list[list[float]], list[Run]]:
     """For each call, by output, the largest rms difference of further runs from the first; and the
     elements to compare of every run.
 
@@ -165,7 +165,7 @@ def _noise(
         largest = max(noise[index] for noise in noises)
         for noise in noises:
             noise[index] = largest
-    return noises, tuple(runs)
+    return noises, runs
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:

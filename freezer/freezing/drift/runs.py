@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.codec import encode, frozen
-from freezer.errors import JudgeError, first_line
+from freezer.errors import JudgeError, described, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Kwargs, NamedTensors, Subject, call_source
@@ -154,8 +154,7 @@ def _reset(
                 model.double()  # a reset may create buffers of the source's own dtype
     except Exception as error:
         raise JudgeError(
-            f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
-            code=RESET,
+            f"{subject.name}: {subject.reset}() raises {described(error)}", code=RESET
         ) from error
 
 

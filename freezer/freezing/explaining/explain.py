@@ -207,7 +207,7 @@ def _program(subject: Subject, set_index: int) -> ExportedProgram:
     """The exported program of a subject for one input set."""
     input_set = subject.sets[set_index]
     if subject.scripted:
-        captured = Attempt(subject, dict(input_set.point) or None).capture("convert")
+        captured = Attempt(subject, input_set.point or None).capture("convert")
         program: ExportedProgram = captured.program
         return program
     return export_at(subject, input_set)

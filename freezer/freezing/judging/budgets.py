@@ -71,7 +71,7 @@ class Budget:
 
     def eager(self, sets: Sequence[InputSet]) -> Iterator[Any]:
         """Eager's answers, which are kept for the next candidate unless they are large."""
-        key = str([dict(inputs.point) for inputs in sets])
+        key = str([inputs.point for inputs in sets])
         if key in self._kept:
             yield from self._kept[key]
             return

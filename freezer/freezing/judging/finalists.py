@@ -65,7 +65,7 @@ def time_again(session: Session, judgement: Judgement) -> Judgement:
     further = {again(name): blocks for name, blocks in second.samples_ms.items()}
     samples_ms = {**cell.sampling.samples_ms, **further}
     cell = replace(cell, sampling=replace(cell.sampling, samples_ms=samples_ms))
-    timed = with_figures(session, judgement, (cell, *others))
+    timed = with_figures(session, judgement, [cell, *others])
     return replace(timed, reason="; timed in two processes")
 
 

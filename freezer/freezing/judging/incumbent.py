@@ -94,13 +94,9 @@ def _as_candidate(incumbent: Incumbent, payloads: tuple[Payload, ...]) -> Candid
         lowering=manifest.recipe.lowering,
         capture=manifest.recipe.capture,
         settings=manifest.recipe.settings,
-        tried=(),
         payloads=payloads,
-        reports={},
-        warnings=(),
         toolchain=manifest.toolchain,
         weights=str(manifest.provenance.get("weights")),
-        build_s=0.0,
         preserve=manifest.recipe.preserve,
         precision=manifest.recipe.precision,
     )

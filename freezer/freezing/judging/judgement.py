@@ -72,7 +72,7 @@ class Trial:
     problem: str | None = None
     drift: DriftReport | None = None
     accuracy: AccuracyRecord | None = None
-    ties: tuple[Call, ...] = ()
+    ties: Sequence[Call] = ()
     latency_ms: MeasuredLatency = UNMEASURED.latency_ms
     speedup: Speedup | None = None
     cold_start: ColdStart | None = None
@@ -193,12 +193,12 @@ class Judgement:
             needs torch alone (payload_sets).
     """
 
-    trials: tuple[Trial, ...]
+    trials: Sequence[Trial]
     verdict: Verdict = "failed"
     reason: str = ""
     winner: Trial | None = None
     best: Trial | None = None
-    cells: tuple[Cell, ...] = ()
+    cells: Sequence[Cell] = ()
     eager_ms: Mapping[str, float | None] = field(default_factory=dict)
     task_metric: float | None = None
     pareto: tuple[Tradeoff, ...] = ()
@@ -221,11 +221,11 @@ class Judgement:
     def with_passing(self, change: Callable[[Trial], Trial]) -> Judgement:
         """The judgement with the passing trials changed."""
         trials = [trial if trial.problem is not None else change(trial) for trial in self.trials]
-        return replace(self, trials=tuple(trials))
+        return replace(self, trials=trials)
 
     def with_winner(self, winner: Trial, *, text: str = "") -> Judgement:
         """The judgement with another trial of its winner, and more text in its reason."""
-        trials = tuple(winner if trial is self.winner else trial for trial in self.trials)
+        trials = [winner if trial is self.winner else trial for trial in self.trials]
         reason = f"{self.reason}; {text}" if text else self.reason
         return replace(
             self,
@@ -237,15 +237,10 @@ class Judgement:
 
     def with_cells(self, cells: Sequence[Cell]) -> Judgement:
         """The judgement with further cells."""
-        return replace(self, cells=(*self.cells, *cells))
+        return replace(self, cells=[*self.cells, *cells])
 
 
-def percentiles_of(sampling: Sampling, entrant: str, policy: SamplingPolicy) -> MeasuredLatency:
-    """Percentiles of an entrant that records have."""
-    values = sampling.percentiles(entrant, policy)
-    return MeasuredLatency(
-        p50=values.get("p50"),
-        p90=values.get("p90"),
-        p95=values.get("p95"),
-        p99=values.get("p99"),
-    )
+def recorded(percentiles: Mapping[str, float | None]) -> MeasuredLatency:
+    """The percentiles that records have."""
+    names = ("p50", "p90", "p95", "p99")
+    return MeasuredLatency(**{name: percentiles.get(name) for name in names})

@@ -71,7 +71,7 @@ def explain_rejected(session: Session, judgement: Judgement) -> Judgement:
     gate takes its place.
     """
     trials = [_explained(session, trial) for trial in judgement.trials]
-    return replace(judgement, trials=tuple(trials))
+    return replace(judgement, trials=trials)
 
 
 def _explained(session: Session, trial: Trial) -> Trial:
@@ -166,7 +166,7 @@ def judge(
                 code="CP-WEIGHTS-DIFFER",
             )
     session = sharing_budget(session, candidates)
-    trials = tuple(Trial(candidate=candidate) for candidate in candidates)
+    trials = [Trial(candidate=candidate) for candidate in candidates]
     judgement = Judgement(trials=trials, incumbent=incumbent)
     names = ", ".join(candidate.recipe for candidate in candidates)
     with judging_conditions(session.target):

@@ -106,7 +106,7 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
         drift=drift,
         accuracy=accuracy,
         problem=problem,
-        ties=tuple(ties[0]) if ties else (),
+        ties=ties[0] if ties else (),
     )
 
 

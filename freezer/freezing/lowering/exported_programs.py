@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
-from freezer.errors import BuildError
+from freezer.errors import BuildError, described
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.lowered import Lowered, fx_operators
 from freezer.freezing.recipes import Settings
@@ -64,7 +64,7 @@ def build(
     try:
         torch.export.save(program, str(path))
     except Exception as error:
-        raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
+        raise BuildError(f"torch.export.save: {described(error)}") from error
     ops = dict(fx_operators(captured.program.graph_module))
     report = FreezingReport(
         ops_before=ops,

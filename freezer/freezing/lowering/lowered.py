@@ -17,7 +17,7 @@ import torch
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
 from freezer.codec import frozen
-from freezer.errors import BuildError, UsageError, first_line
+from freezer.errors import BuildError, UsageError, described, first_line
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
@@ -140,7 +140,7 @@ def captured_texts(program: Any) -> dict[str, str]:
     try:
         texts = exported_texts(program) if exported else torchscript_texts(program)
     except Exception as error:  # a program that cannot be printed may still be frozen
-        texts = {CODE: f"The captured program cannot be printed: {type(error).__name__}: {error}\n"}
+        texts = {CODE: f"The captured program cannot be printed: {described(error)}\n"}
     return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.errors import JudgeError
+from freezer.errors import JudgeError, described
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -211,11 +211,6 @@ def first_result(
 def _version(tensor: Tensor) -> int:
     """A counter of writes into a tensor, including those that leave its values unchanged."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def described(error: Exception) -> str:
-    """The type and message of an error."""
-    return f"{type(error).__name__}: {error}"
 
 
 def call_source(model: Model, spec: InputSpec, tensors: NamedTensors) -> Any:

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from freezer.freezing.models.calls import NamedTensors, SourceCall, described
+from freezer.errors import described
+from freezer.freezing.models.calls import NamedTensors, SourceCall
 from freezer.runtime.input_sets import (
     InputSet,
     generate_at,

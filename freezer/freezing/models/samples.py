@@ -185,8 +185,8 @@ def input_sets(
 
 def _missing(points: Points, sets: Sequence[InputSet]) -> Points:
     """The points without an input set."""
-    covered = [dict(input_set.point) for input_set in sets]
-    return [point for point in points if dict(point) not in covered]
+    covered = [input_set.point for input_set in sets]
+    return [point for point in points if point not in covered]
 
 
 def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:

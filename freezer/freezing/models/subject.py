@@ -110,7 +110,7 @@ class Subject:
 
     def set_at(self, point: Point) -> InputSet:
         """The first input set at a point of `spec.points()` or `points`."""
-        return next(each for each in self.sets if dict(each.point) == dict(point))
+        return next(each for each in self.sets if each.point == point)
 
     def further_set(self, point: Point) -> InputSet:
         """Make another input set at a point, on the subject's device."""

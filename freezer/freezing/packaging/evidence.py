@@ -205,7 +205,7 @@ def write_golden(
         for name, tensor in zip(names, _golden_outputs(reference.singles[index]), strict=True):
             outputs[f"{position}/{name}"] = tensor
         golden = GoldenSet(
-            point=dict(subject.sets[index].point),
+            point=subject.sets[index].point,
             native_rmse=_native_rmse(winner, index),
             scales=scales,
             slice_errors=slice_errors,

@@ -73,7 +73,7 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
     served = [cell for cell in gains if _within(cell.point, dims)]
     merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
     places = [str(cell) for cell in served]
-    others = tuple(cell for cell in judgement.cells if str(cell) not in places)
+    others = [cell for cell in judgement.cells if str(cell) not in places]
     judgement = replace(judgement, cells=others).with_cells(served)
     return judgement.with_winner(merged, text=_serves(dims))
 
@@ -86,8 +86,7 @@ def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Point]:
     return [
         figures.point
         for figures in slower_places(winner.points)
-        if figures.num_threads == deciding.num_threads
-        and dict(figures.point) != dict(deciding.point)
+        if figures.num_threads == deciding.num_threads and figures.point != deciding.point
     ]
 
 
