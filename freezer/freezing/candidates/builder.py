@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -35,10 +34,8 @@ from freezer.freezing.recipes import (
     made_for,
     own_toolchain,
 )
-from freezer.freezing.target import Target, toolchain
+from freezer.freezing.target import Target, toolchain, working_conditions
 from freezer.hardware import PORTABLE
-from freezer.runtime.devices import current
-from freezer.runtime.torch_settings import full_on_gpu, threads
 from freezer.spec import Point
 
 logger = logging.getLogger("coldpress")
@@ -88,7 +85,7 @@ def build(
     keeps, attempts = attempts is not None, {} if attempts is None else attempts
     tried: list[dict[str, str]] = []
     made: list[Made] = []
-    with _build_conditions(target):
+    with working_conditions(target), cleared():
         for name, point in _shapes(subject, recipe):
             if name not in attempts:
                 attempts[name] = Attempt(subject, point, keeps=keeps)
@@ -135,14 +132,6 @@ def _candidate(
         preserve=subject.kept_names,
         precision=recipe.precision,
     )
-
-
-@contextlib.contextmanager
-def _build_conditions(target: Target) -> Iterator[None]:
-    """Threads, environment, device and precision of a build."""
-    exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
-    with threads(target.num_threads), cleared(), current(target.device), exact:
-        yield
 
 
 def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str]) -> Recipe:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -222,14 +223,13 @@ def _capture_scores(
     model = subject.fresh()
     results: dict[str, Tensor] = {}
 
-    def keep(path: str, value: object) -> None:
+    def keep(path: str, _: object, __: object, value: object) -> None:
         if isinstance(value, Tensor):
             results[path] = value.detach().clone()
 
     with contextlib.ExitStack() as hooks:
         for path, module in model.named_modules():
-            hook = module.register_forward_hook(lambda _, __, value, path=path: keep(path, value))
-            hooks.callback(hook.remove)
+            hooks.callback(module.register_forward_hook(partial(keep, path)).remove)
         call_source(model, subject.spec, subject.sets[set_index].cloned())
     last = {module_of(node): node for node in source.graph.graph.nodes if node.name in source.eager}
     scores: list[NodeScore] = []

@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
-from freezer.compare import OutputError, Sums, distances, judge_rmse
+from freezer.compare import OutputError, distances, judge_rmse
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
 from freezer.freezing.lowering import forget_origins, origin_of
-from freezer.runtime.tensors import comparable, in_double, values_of
+from freezer.runtime.tensors import comparable, dtype_name, in_double, values_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""
@@ -206,13 +206,13 @@ def error_of(
         return NO_ERROR if same else WRONG
     if not torch.equal(value.isfinite(), eager.isfinite()):
         return WRONG
-    native = _total(distances(values_of(in_double(exact)), values_of(in_double(eager))))
-    sums = _total(distances(values_of(in_double(expected)), values_of(in_double(value))))
+    [native] = distances(values_of(in_double(exact)), values_of(in_double(eager)))
+    [sums] = distances(values_of(in_double(expected)), values_of(in_double(value)))
     error = OutputError(
         rmse=sums.rmse,
         native_rmse=native.rmse,
         rms=sums.rms,
-        dtype=str(eager.dtype).removeprefix("torch."),
+        dtype=dtype_name(eager.dtype),
         num_elements=eager.numel(),
     )
     ratio, bound = judge_rmse(error, limit)
@@ -221,13 +221,6 @@ def error_of(
         ratio=min(ratio, MOST),
         excess=_quotient(sums.rmse, bound),
     )
-
-
-def _total(groups: Sequence[Sums]) -> Sums:
-    total = Sums()
-    for sums in groups:
-        total.include(sums)
-    return total
 
 
 def _quotient(error: float, unit: float) -> float:

@@ -10,7 +10,6 @@ from freezer.freezing.judging.session import (
     Session,
     TaskMetric,
     for_portable,
-    judging_conditions,
     open_session,
 )
 from freezer.freezing.judging.steps import judge
@@ -33,7 +32,6 @@ __all__ = [
     "confirm_inherited",
     "for_portable",
     "judge",
-    "judging_conditions",
     "kept_payloads",
     "open_session",
     "over_footprint",

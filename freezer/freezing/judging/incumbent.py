@@ -15,7 +15,6 @@ from freezer.artifact import (
     Payload,
     PreviousRecord,
     SpeedChange,
-    payload_at,
     payloads_for_threads,
     regression_kind,
 )
@@ -24,6 +23,7 @@ from freezer.freezing.in_hand import PREVIOUS
 from freezer.freezing.judging.cold_start import with_memory
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.session import Session
+from freezer.freezing.judging.timed_cells import deciding_alone
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import ALIKE, over_limit
 from freezer.freezing.recipes import EAGER
@@ -52,12 +52,11 @@ def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
     if record.problem:
         return replace(judgement, previous=record)
     payloads = payloads_for_threads(manifest.payloads, session.num_threads)
-    deciding = payload_at(payloads, session.subject.points[0])
-    assert deciding is not None, "an artifact serves all sizes"
+    old = Trial(candidate=_as_candidate(incumbent, payloads))
+    [deciding] = deciding_alone(session, old.candidate).payloads
     for trial in judgement.trials:
         if deciding.digest in [payload.digest for payload in trial.candidate.payloads]:
             return judgement
-    old = Trial(candidate=_as_candidate(incumbent, payloads))
     if record.same_weights:
         old = run_trial(session, old.candidate)
         if old.problem is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from freezer.codec import frozen
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.judging.budgets import Budget, budget_of
 from freezer.freezing.models import Subject, to_device
-from freezer.freezing.target import Target, target_here
+from freezer.freezing.target import Target, target_here, working_conditions
 from freezer.hardware import PORTABLE, this_host
-from freezer.runtime.devices import current
-from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Limits, Objective, Point, SamplingPolicy
 from freezer.timing import policy_for
 
@@ -102,7 +99,7 @@ def open_session(
     timed = not this_host().emulated
     limits = limits if timed else replace(limits, memory_mb_max=None)
     subject = to_device(subject, target.device)
-    with judging_conditions(target):
+    with working_conditions(target):
         reference = run_reference(subject)
     return Session(
         subject=subject,
@@ -137,10 +134,3 @@ def for_portable(
         on_drift_alone=True,
         budget=None,
     )
-
-
-@contextmanager
-def judging_conditions(target: Target) -> Iterator[None]:
-    """Threads, precision and device of everything that is measured for a target."""
-    with threads(target.num_threads), plain_precision(target.device), current(target.device):
-        yield

@@ -19,10 +19,11 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.in_hand import take
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, recorded
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
-from freezer.freezing.judging.session import Session, judging_conditions
+from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.verdicts import could_win
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
+from freezer.freezing.target import working_conditions
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import distinct_at, on_device
 from freezer.runtime.torch_settings import threads
@@ -170,7 +171,7 @@ def confirm_inherited(session: Session, judgement: Judgement) -> tuple[Judgement
     assert winner.speedup is not None, "it inherits a speed"
     policy = replace(session.policy, time_limit_s=BRIEF_S, warmup_s=_LEAST_S)
     entrant = deciding_alone(session, winner.candidate)
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         cell = time_cell(session.subject, [entrant], session.num_threads, point, policy)
     faster = cell.faster(winner.recipe, EAGER, 1, policy, timing_of(session.objective))
     if faster is None or faster.clock == "disturbed":

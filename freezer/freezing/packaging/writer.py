@@ -237,12 +237,9 @@ def _entrant(trial: Trial) -> EntrantRecord:
 
 
 def _loser(trial: Trial) -> CandidateRecord:
-    candidate, measured = trial.candidate, trial.measured
+    candidate = trial.candidate
     return CandidateRecord(
-        recipe=trial.recipe,
-        problem=trial.problem,
-        speedup=measured.speedup,
-        error_ratio=measured.drift.error_ratio,
+        **asdict(_entrant(trial)),
         capture=candidate.capture,
         lowering=candidate.lowering,
         tried=candidate.tried,

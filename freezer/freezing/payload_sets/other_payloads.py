@@ -25,7 +25,6 @@ from freezer.freezing.judging import (
     Judgement,
     Session,
     Trial,
-    judging_conditions,
     kept_payloads,
     over_footprint,
     point_figures,
@@ -35,6 +34,7 @@ from freezer.freezing.judging import (
     with_cold_start,
 )
 from freezer.freezing.payload_sets.slow_sizes import with_captured
+from freezer.freezing.target import working_conditions
 
 logger = logging.getLogger("coldpress")
 
@@ -79,7 +79,7 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     winner, counts = judgement.winner, session.target.further_threads
     assert winner is not None, "only a winner gets payloads for further counts"
     assert winner.drift is not None, "a winner has passed the drift gate"
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         rows, dropped = _passing_gate(session, candidate)
         candidate = candidate.without(dropped)
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]

@@ -24,12 +24,12 @@ from freezer.freezing.judging import (
     Judgement,
     Session,
     Trial,
-    judging_conditions,
     point_figures,
     run_trial,
     time_sizes,
 )
 from freezer.freezing.recipes import KEPT_EAGER
+from freezer.freezing.target import working_conditions
 from freezer.hardware import PORTABLE
 from freezer.spec import Dim, Point
 
@@ -124,7 +124,7 @@ def _try(
     Raises:
         JudgeError: it does not pass, or is nowhere faster.
     """
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         trial = run_trial(session, captured)
         if trial.problem is not None:
             raise JudgeError(trial.problem)

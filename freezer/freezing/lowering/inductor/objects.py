@@ -28,6 +28,7 @@ import torch
 
 from freezer.files import make_folder, move, scratch_folder, write_whole
 from freezer.runtime.native import ALIGNMENT, WeightEntry
+from freezer.runtime.tensors import dtype_name
 
 MAX_BYTES = 1_000_000_000
 """Size of the stored objects above which those that were not used for longest are removed."""
@@ -96,7 +97,7 @@ def weights_table(graph: Any) -> str:
         entry = WeightEntry(
             name=name,
             position=position,
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(tensor.dtype),
             shape=tuple(tensor.shape),
             stride=() if packed else tuple(tensor.stride()),
             offset=0 if packed else tensor.storage_offset(),
