@@ -17,7 +17,7 @@ from freezer.errors import (
     install_command,
 )
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.candidates.shape_build import Made, ShapeBuild
+from freezer.freezing.candidates.shape_build import Made, ShapeBuild, Tried
 from freezer.freezing.capture import REPAIRS, Attempt
 from freezer.freezing.choices import select
 from freezer.freezing.environment import cleared, installed_versions
@@ -83,7 +83,7 @@ def build(
     (folder / "payloads").mkdir()
     weights = subject.weights  # before they are discarded
     keeps, attempts = attempts is not None, {} if attempts is None else attempts
-    tried: list[dict[str, str]] = []
+    tried = Tried()
     made: list[Made] = []
     with working_conditions(target), cleared():
         for name, point in _shapes(subject, recipe):
@@ -112,7 +112,7 @@ def _candidate(
     target: Target,
     folder: Path,
     made: list[Made],
-    tried: list[dict[str, str]],
+    tried: Tried,
 ) -> Candidate:
     """The candidate of all payloads, without the digest of the weights and the build time."""
     last, counts = made[-1], target.thread_counts

@@ -16,6 +16,9 @@ from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, Point, TensorSpec, bind
 
+Texts = Mapping[str, str]
+"""Long texts by file name."""
+
 
 @frozen
 class Captured:
@@ -46,7 +49,7 @@ class Captured:
     guards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     preserve: tuple[str, ...] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Texts = field(default_factory=dict)
     owned: tuple[Tensor, ...] = ()
     inputs: tuple[TensorSpec, ...] = ()
     calibration: tuple[tuple[Tensor, ...], ...] = ()

@@ -10,7 +10,7 @@ from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
 from freezer.freezing.drift.extremes import Extreme
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.drift.reference import Reference, run_reference
-from freezer.freezing.drift.runs import Call, Runner, copied, eager_reruns, run_calls
+from freezer.freezing.drift.runs import Call, Fresh, Runner, copied, eager_reruns, run_calls
 from freezer.freezing.drift.ties import at_ties
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "DriftReport",
     "DriftRow",
     "Extreme",
+    "Fresh",
     "Gate",
     "Reference",
     "Runner",

@@ -23,11 +23,15 @@ from freezer.freezing.drift.runs import (
     source_runner,
 )
 from freezer.freezing.drift.ties import FEW
-from freezer.freezing.models import RESET, NamedTensors, Subject, same_each_time, tensors_of
+from freezer.freezing.models import (
+    RESET,
+    NamedTensors,
+    Outputs,
+    Subject,
+    same_each_time,
+    tensors_of,
+)
 from freezer.runtime.tensors import comparable, in_double, same_tensors, values_of
-
-_Outputs = list[list[Tensor]]
-"""Output tensors of every call."""
 
 
 @frozen
@@ -108,7 +112,7 @@ def run_reference(subject: Subject) -> Reference:
     )
 
 
-def _warnings(subject: Subject, eagers: _Outputs) -> Iterator[str]:
+def _warnings(subject: Subject, eagers: Outputs) -> Iterator[str]:
     """Warn of outputs whose drift cannot show."""
     for index, output in enumerate(subject.outputs):
         reason = _shows_nothing([e[index] for e in eagers[: len(subject.sets)]])
@@ -138,7 +142,7 @@ def _fresh_runner(subject: Subject) -> Runner:
 
 
 def _noise(
-    eagers: _Outputs,
+    eagers: Outputs,
     rerun: Callable[[], Iterator[list[Tensor]]],
     num_reruns: int,
 ) -> tuple[list[list[float]], list[Run]]:
@@ -202,7 +206,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
 
 def _check_reset(
     subject: Subject,
-    eagers: _Outputs,
+    eagers: Outputs,
 ) -> None:
     """Compare eager's outputs after each reset with those of fresh copies.
 

@@ -18,7 +18,7 @@ from freezer.codec import encode, frozen
 from freezer.errors import JudgeError, described, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
-from freezer.freezing.models import RESET, Kwargs, NamedTensors, Subject, call_source
+from freezer.freezing.models import RESET, Kwargs, NamedTensors, Outputs, Subject, call_source
 from freezer.runtime.input_sets import Draws
 from freezer.runtime.tensors import HALVES, comparable, flatten, in_double
 
@@ -29,7 +29,7 @@ ULPS = 8
 """Largest change of an operand in units of the last place, as a sum of many loses several; in half
 precision, which is summed in float32, it is one."""
 
-Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
+Rerun = Callable[[int], Outputs | None]
 """Outputs of eager in each call, with operands changed by a seed; None if it does not run."""
 
 
@@ -44,6 +44,10 @@ class Runner:
 
     call: Callable[[NamedTensors], list[Tensor]]
     reset: Callable[[], object] | None = None
+
+
+Fresh = Callable[[], Runner]
+"""Returns a runner in its initial state."""
 
 
 @frozen
@@ -79,7 +83,7 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
 
 
 def run_calls(
-    fresh: Callable[[], Runner],
+    fresh: Fresh,
     subject: Subject,
     *,
     stateful: bool,
@@ -160,10 +164,10 @@ def _reset(
 
 def run_float64(
     subject: Subject,
-    eagers: Sequence[Sequence[Tensor]],
+    eagers: Outputs,
     *,
     stateful: bool,
-) -> tuple[list[list[Tensor]] | None, str | None]:
+) -> tuple[Outputs | None, str | None]:
     """The first calls in float64, as many as eager's, or None and why they cannot run."""
     inputs = [getattr(torch, spec.dtype) for spec in subject.spec.tensors]
     mode = Widening(own_dtype(subject.model, inputs))
@@ -208,7 +212,7 @@ def eager_reruns(
             reset=runner.reset,
         )
 
-    def rerun(seed: int) -> Sequence[Sequence[Tensor]] | None:
+    def rerun(seed: int) -> Outputs | None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:

@@ -17,13 +17,13 @@ from freezer.artifact import NUMERICS, Error, NodeScore
 from freezer.codec import frozen
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (
-    Run,
     run_onnx,
     run_openvino,
 )
 from freezer.freezing.explaining.values import (
     GraphReference,
     NodeValues,
+    Run,
     error_of,
     matches,
     run_graph,

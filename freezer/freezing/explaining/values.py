@@ -26,6 +26,9 @@ ROUNDING = 3.0
 NodeValues = Mapping[str, Tensor]
 """Tensors by the name of their node in the source graph."""
 
+Run = tuple[list[Tensor], dict[str, Tensor]]
+"""Outputs of a run, and values by node."""
+
 
 class _Recorder(Interpreter):
     """Runs a graph, and records the tensors of its operators.
@@ -57,7 +60,7 @@ def run_graph(
     graph: GraphModule,
     inputs: Sequence[Tensor],
     replaced: NodeValues | None = None,
-) -> tuple[list[Tensor], dict[str, Tensor]]:
+) -> Run:
     """Run a graph in Python.
 
     Args:
@@ -100,7 +103,7 @@ class GraphReference:
         self.eager_outputs, self.eager = run_graph(graph, inputs)
         self.exact_outputs, self.exact = self._in_double({})
 
-    def _in_double(self, replaced: NodeValues) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _in_double(self, replaced: NodeValues) -> Run:
         wide = [in_double(each) if comparable(each) else each for each in self.inputs]
         with widening(self._mode):
             return run_graph(self._wide, wide, replaced)

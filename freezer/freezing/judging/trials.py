@@ -5,7 +5,7 @@ drift gate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from freezer.freezing.drift import (
     DriftReport,
     DriftRow,
     Extreme,
+    Fresh,
     Gate,
     Runner,
     assess,
@@ -42,7 +43,7 @@ from freezer.freezing.judging.budgets import Budget, worst
 from freezer.freezing.judging.calling import calling_problem
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
-from freezer.freezing.models import NamedTensors, Subject, baked_in
+from freezer.freezing.models import NamedTensors, Outputs, Subject, baked_in
 from freezer.freezing.target import check_unlimited
 from freezer.runtime.tensors import comparable, leaves_of
 from freezer.runtime.torch_settings import threads
@@ -185,9 +186,7 @@ def _tie_warnings(drift: DriftReport) -> list[str]:
     ]
 
 
-def _run(
-    session: Session, fresh: Callable[[], Runner]
-) -> tuple[list[DriftRow], Sequence[Call], list[list[Tensor]]]:
+def _run(session: Session, fresh: Fresh) -> tuple[list[DriftRow], Sequence[Call], Outputs]:
     """Run a candidate, and compare its outputs with the reference.
 
     Returns:
@@ -288,9 +287,7 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
     )
 
 
-def _random_problem(
-    session: Session, fresh: Callable[[], Runner], outputs: list[list[Tensor]]
-) -> str | None:
+def _random_problem(session: Session, fresh: Fresh, outputs: Outputs) -> str | None:
     """Detect constants in place of a model's random numbers, and other distributions; return the
     problem or None.
     """

@@ -27,6 +27,9 @@ from freezer.runtime.tensors import identity_of, tensors_bytes
 
 SUFFIX = ".pt2"
 
+NodeNames = Mapping[str, str]
+"""Source node by name of a value."""
+
 
 def report_before(captured: Captured) -> FreezingReport:
     """The operators and weights of a captured program.
@@ -162,13 +165,13 @@ def decomposed(program: ExportedProgram) -> Iterator[list[ExportedProgram]]:
         yield made
 
 
-def names_in(made: Sequence[ExportedProgram]) -> dict[str, str]:
+def names_in(made: Sequence[ExportedProgram]) -> NodeNames:
     """The source node of each node of the last of some decomposed programs."""
     origins = {node.name: origin_of(node) for node in made[-1].graph.nodes}
     return {name: origin for name, origin in origins.items() if origin is not None}
 
 
-def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
+def known_names(port: Any, names: NodeNames) -> list[str]:
     """The names of a port of OpenVINO that are those of nodes, without the index that it adds."""
     plain = [name.partition(":")[0] for name in port.get_names()]
     return [name for name in plain if name in names]
@@ -177,7 +180,7 @@ def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
 def operators_computing(
     nodes: Collection[str],
     operators: Sequence[tuple[str, Sequence[str], Sequence[str]]],
-    names: Mapping[str, str],
+    names: NodeNames,
 ) -> list[str]:
     """The operators of a converted graph that compute given source nodes.
 

@@ -18,13 +18,19 @@ import torch
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
 from freezer.codec import frozen
 from freezer.errors import BuildError, UsageError, described, first_line
-from freezer.freezing.capture import Captured
+from freezer.freezing.capture import Captured, Texts
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
 
+Phases = dict[str, float]
+"""Wall time of each phase of a build, in seconds."""
+
+Product = tuple[str, str]
+"""Name and precision of a convolution or matrix product."""
+
 
 @contextlib.contextmanager
-def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
+def timed(phases_s: Phases, name: str) -> Iterator[None]:
     """Record the wall time of the block in seconds, unless it raises."""
     started = time.monotonic()
     yield
@@ -71,7 +77,7 @@ class Lowered:
     """
 
     report: FreezingReport = field(default_factory=FreezingReport)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Texts = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,7 +97,7 @@ def quantizing(package: str) -> Iterator[None]:
 def with_precisions(
     report: FreezingReport,
     settings: Settings,
-    products: Iterable[tuple[str, str]],
+    products: Iterable[Product],
     exact: Sequence[str],
 ) -> FreezingReport:
     """Add the precision of each convolution and matrix product to the report of a recipe.
@@ -134,7 +140,7 @@ _FOLDER = re.compile(
 """The folder of a source file in a comment; for an installed file, that of all packages."""
 
 
-def captured_texts(program: Any) -> dict[str, str]:
+def captured_texts(program: Any) -> Texts:
     """Code and graph of an ExportedProgram or a ScriptModule, by file name."""
     exported = isinstance(program, torch.export.ExportedProgram)
     try:
@@ -144,7 +150,7 @@ def captured_texts(program: Any) -> dict[str, str]:
     return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
 
 
-def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
+def exported_texts(program: torch.export.ExportedProgram) -> Texts:
     """Code and graph of an exported program; the graph includes its signature and the ranges of its
     sizes.
     """
@@ -158,7 +164,7 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
     return {CODE: shortened(code), GRAPH: shortened(graph)}
 
 
-def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
+def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> Texts:
     """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
     graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
+    NodeNames,
     check_real,
     decomposed,
     names_in,
@@ -28,6 +29,8 @@ from freezer.freezing.lowering.exported_programs import (
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     quantizing,
@@ -75,7 +78,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     check_unlimited(target, "ONNX Runtime")
     check_real(captured.program)
     check_integers(captured, in_64_bits=True)
-    report, phases_s = report_before(captured), dict[str, float]()
+    report, phases_s = report_before(captured), Phases()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"), decomposed(captured.program) as made:
         model = to_onnx(captured.program)
@@ -109,9 +112,7 @@ def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
     return made.model_proto
 
 
-def _quantized(
-    model: ModelProto, names: Mapping[str, str], captured: Captured, folder: Path
-) -> ModelProto:
+def _quantized(model: ModelProto, names: NodeNames, captured: Captured, folder: Path) -> ModelProto:
     """The model with quantized convolutions and matrix products, and in convnets what is between
     them: softmax and norms of transformers lose too much.
 
@@ -148,7 +149,7 @@ def _quantized(
         return _loaded(target)
 
 
-def _products(graph: GraphProto) -> Iterator[tuple[str, str]]:
+def _products(graph: GraphProto) -> Iterator[Product]:
     """Name and precision of each product of an optimized graph."""
     for node in graph.node:
         if node.op_type in _PRODUCTS or node.op_type.startswith("Fused"):

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -28,6 +28,7 @@ from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
+    NodeNames,
     check_real,
     decomposed,
     known_names,
@@ -40,6 +41,8 @@ from freezer.freezing.lowering.exported_programs import (
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     quantizing,
@@ -106,7 +109,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     check_real(captured.program)
     check_integers(captured, in_64_bits=False)
     openvino = import_openvino("a build needs OpenVINO")
-    report, phases_s = report_before(captured), dict[str, float]()
+    report, phases_s = report_before(captured), Phases()
     with timed(phases_s, "convert"):
         model, calls, names = _converted(captured, openvino)
     computes = settings.get("computes", FLOAT32)
@@ -123,9 +126,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _converted(
-    captured: Captured, openvino: ModuleType
-) -> tuple[Model, EngineCalls, dict[str, str]]:
+def _converted(captured: Captured, openvino: ModuleType) -> tuple[Model, EngineCalls, NodeNames]:
     """A program as OpenVINO's Model, how to call it, and the source node by name of a value."""
     program = captured.program
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
@@ -136,16 +137,14 @@ def _converted(
     return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made)
 
 
-def int8_model(captured: Captured) -> tuple[Model, Mapping[str, str]]:
+def int8_model(captured: Captured) -> tuple[Model, NodeNames]:
     """A program in int8 as OpenVINO's Model, and the source node by name of a value."""
     with torch.no_grad():
         model, calls, names = _converted(captured, import_openvino("a search needs OpenVINO"))
         return _quantized(model, calls.inputs, names, captured), names
 
 
-def _quantized(
-    model: Model, inputs: Sequence[int], names: Mapping[str, str], captured: Captured
-) -> Model:
+def _quantized(model: Model, inputs: Sequence[int], names: NodeNames, captured: Captured) -> Model:
     """The model in int8, without the operators of nodes that stay exact.
 
     Args:
@@ -183,7 +182,7 @@ def _quantized(
         )
 
 
-def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
+def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[Product]:
     """Name and precision of each product that the compiled model runs on this CPU."""
     compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
     for op in compiled.get_runtime_model().get_ordered_ops():

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
-from freezer.freezing.capture import Captured
+from freezer.freezing.capture import Captured, Texts
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.lowering.lowered import (
     Lowered,
+    Phases,
     script_operators,
     timed,
     torchscript_texts,
@@ -62,8 +63,9 @@ def _build(
     path: Path,
     settings: Settings,
 ) -> Lowered:
-    phases_s: dict[str, float] = {}
-    after, texts, report = before, {}, _report(captured)
+    phases_s = Phases()
+    after, report = before, _report(captured)
+    texts: Texts = {}
     if settings["freeze"]:
         with timed(phases_s, "freeze"):
             after = torch.jit.freeze(

@@ -7,6 +7,7 @@ Read first: subject.py.
 
 from freezer.freezing.models.calls import (
     NamedTensors,
+    Outputs,
     baked_in,
     call_source,
     device_of_model,
@@ -49,6 +50,7 @@ __all__ = [
     "ExportedModule",
     "Kwargs",
     "NamedTensors",
+    "Outputs",
     "Subject",
     "SubjectOptions",
     "arguments_of",

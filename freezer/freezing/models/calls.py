@@ -42,6 +42,9 @@ PROBLEM = (
 
 Model = Callable[..., object]
 
+Outputs = Sequence[Sequence[Tensor]]
+"""Output tensors of each call."""
+
 NamedTensors = Mapping[str, Tensor]
 """Tensors by input path."""
 
@@ -263,8 +266,8 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
 
 
 def baked_in(
-    eager: Sequence[Sequence[Tensor]],
-    candidate: Sequence[Sequence[Tensor]],
+    eager: Outputs,
+    candidate: Outputs,
     ask: Callable[[], list[Tensor]],
 ) -> str | None:
     """The problem of a candidate with a constant output where eager's is random; None if there is

@@ -48,6 +48,8 @@ from freezer.freezing.lowering.lowered import (
     CODE,
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     shortened,
@@ -111,7 +113,7 @@ def _build(
     config = configuration(settings["inductor"], target, beside=beside)
     report = report_before(captured)
     watched = Watched(captured, computes, beside=beside)
-    phases_s: dict[str, float] = {}
+    phases_s = Phases()
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
             files = compile_program(captured, target, config, cache, watched)
@@ -211,7 +213,7 @@ class Watched:
         self._owned = captured.owned
         self._beside = beside
         self.computes = computes
-        self.products: list[tuple[str, str]] = []
+        self.products: list[Product] = []
         self.ops: Counter[str] = Counter()
         self.code = self.graph = self.table = ""
 

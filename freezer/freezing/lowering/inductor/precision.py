@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
-from freezer.freezing.lowering.lowered import quantizing
+from freezer.freezing.lowering.lowered import Product, quantizing
 from freezer.spec import FLOAT32
 
 PACKED = {"bf16": "bfloat16", "int8": "int8"}
@@ -79,7 +79,7 @@ def _quantized(module: torch.fx.GraphModule, captured: Captured) -> torch.fx.Gra
         return quantized
 
 
-def products_of(graph: Any, computes: str) -> Iterator[tuple[str, str]]:
+def products_of(graph: Any, computes: str) -> Iterator[Product]:
     """Name and precision of each product that Inductor's GraphLowering calls.
 
     Args:
