@@ -56,7 +56,7 @@ class DriftRow:
 
 @frozen
 class DriftReport:
-    """The drift of one candidate.
+    """The drift of one candidate; by default of one that did not run.
 
     Attributes:
         measured: the worst figures of all rows.
@@ -65,9 +65,9 @@ class DriftReport:
         rows: the evidence.
     """
 
-    measured: MeasuredDrift
-    nearest_miss: str | None
-    rows: tuple[DriftRow, ...]
+    measured: MeasuredDrift = MeasuredDrift()
+    nearest_miss: str | None = None
+    rows: Sequence[DriftRow] = ()
 
     @property
     def passed(self) -> bool:
@@ -84,11 +84,7 @@ def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
         sqnr_db=min(_known(row.sqnr_db for row in rows), default=None),
         margin=finite(min(margins, default=None)),
     )
-    return DriftReport(
-        measured=measured,
-        nearest_miss=_nearest_miss(rows, gate),
-        rows=tuple(rows),
-    )
+    return DriftReport(measured=measured, nearest_miss=_nearest_miss(rows, gate), rows=rows)
 
 
 def _known(figures: Iterable[float | None]) -> list[float]:

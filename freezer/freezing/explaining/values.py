@@ -90,9 +90,7 @@ class GraphReference:
 
     def __init__(self, program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
         forget_origins(program.graph)
-        graph = program.module(check_guards=False)
-        assert isinstance(graph, GraphModule)
-        self.graph = graph
+        self.graph = graph = graph_of(program)
         self.inputs = list(inputs)
         self.signature_inputs = list(map(str, program.graph_signature.user_inputs))
         self._mode = Widening(own_dtype(graph, [tensor.dtype for tensor in inputs]))
@@ -164,6 +162,13 @@ class GraphReference:
     def _errors(self, outputs: Sequence[Tensor]) -> list[Error]:
         answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
         return [error_of(r, e, c) for r, e, c in answers]
+
+
+def graph_of(program: ExportedProgram) -> GraphModule:
+    """A program as a graph with its weights."""
+    graph = program.module(check_guards=False)
+    assert isinstance(graph, GraphModule)
+    return graph
 
 
 def score(node: Node, local: Error, accumulated: Error) -> NodeScore:

@@ -70,7 +70,7 @@ class Trial:
 
     candidate: Candidate
     problem: str | None = None
-    drift: DriftReport | None = None
+    drift: DriftReport = DriftReport()
     accuracy: AccuracyRecord | None = None
     ties: Sequence[Call] = ()
     latency_ms: MeasuredLatency = UNMEASURED.latency_ms
@@ -89,11 +89,11 @@ class Trial:
     @property
     def measured(self) -> Measured:
         """Speed and drift, as records have them."""
-        faster, drift = self.speedup, self.drift
+        faster = self.speedup
         return Measured(
             speedup=faster.value if faster else None,
             speedup_ci=(faster.low, faster.high) if faster else None,
-            drift=drift.measured if drift else UNMEASURED.drift,
+            drift=self.drift.measured,
             latency_ms=self.latency_ms,
         )
 
@@ -102,7 +102,7 @@ class Trial:
         """Whether every output had eager's strides in every call, in dims of more than one element;
         None if not compared.
         """
-        rows = self.drift.rows if self.drift else ()
+        rows = self.drift.rows
         return not any((row.problem or "").startswith(STRIDES) for row in rows) if rows else None
 
     def without_payloads(self, dropped: Sequence[Dropped]) -> Trial:

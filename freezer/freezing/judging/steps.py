@@ -76,7 +76,7 @@ def explain_rejected(session: Session, judgement: Judgement) -> Judgement:
 
 
 def _explained(session: Session, trial: Trial) -> Trial:
-    if trial.drift is None or trial.drift.passed:
+    if trial.drift.passed:
         return trial
     explanation = explain_drift(
         session.subject,

@@ -288,9 +288,7 @@ def _inheriting(judgement: Judgement, trial: Trial, speed: LatencyRecord) -> Jud
 
 def _with_best_estimate(session: Session, judgement: Judgement, trials: list[Trial]) -> Judgement:
     """The judgement with the fastest trial by all rounds as its winner, if that is fast enough."""
-    sampling = judgement.sampling
-    assert sampling is not None, "passing trials were timed"
-    estimates_ms = sampling.estimates_ms
+    estimates_ms = judgement.cells[0].sampling.estimates_ms
     best = min(trials, key=lambda trial: estimates_ms[trial.recipe])
     estimate = estimates_ms[EAGER] / estimates_ms[best.recipe]
     if estimate <= session.limits.speedup_min:

@@ -78,7 +78,6 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     """
     winner, counts = judgement.winner, session.target.further_threads
     assert winner is not None, "only a winner gets payloads for further counts"
-    assert winner.drift is not None, "a winner has passed the drift gate"
     with working_conditions(session.target):
         rows, dropped = _passing_gate(session, candidate)
         candidate = candidate.without(dropped)
@@ -113,10 +112,10 @@ def _passing_gate(session: Session, candidate: Candidate) -> tuple[list[DriftRow
         if not payloads:  # payloads for any count were judged with this one before
             continue
         trial = run_trial(session, replace(candidate, payloads=payloads))
-        if trial.problem is None and trial.drift is not None:
+        if trial.problem is None:
             rows += trial.drift.rows
         else:
-            dropped += _dropped(candidate, count, trial.problem or "not compared")
+            dropped += _dropped(candidate, count, trial.problem)
     return rows, dropped
 
 

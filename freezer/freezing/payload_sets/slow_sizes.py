@@ -155,8 +155,6 @@ def _merged(
         served: cells in which it serves.
         dims: sizes that it serves.
     """
-    assert winner.drift is not None, "a winner has passed the drift gate"
-    assert captured.drift is not None
     places = [str(cell) for cell in served]
     points = [figures for figures in winner.points if figures.place not in places]
     points += point_figures(captured.candidate, served, session.policy, 1)
