@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -31,7 +32,13 @@ from freezer.freezing.capture.export_sizes import (
     guards_of,
     refusal,
 )
-from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.capture.program import (
+    Captured,
+    FlatModule,
+    flat_form,
+    lines_of,
+    total_size,
+)
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
@@ -56,9 +63,8 @@ def export(original: Original, *, strict: bool = False) -> Captured:
         CaptureError: torch.export does not take the model, or takes fewer sizes than declared (code
             CP-EXPORT-DIMS), or the program differs from the model (code CP-CAPTURE-DIFFERS).
     """
-    subject = original.subject
     name: CaptureName = "export-strict" if strict else "export"
-    return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
+    return export_flat(partial(flat_form, original.subject), name, original)
 
 
 def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
@@ -278,9 +284,8 @@ def export_at(subject: Subject, input_set: InputSet) -> ExportedProgram:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for strict in (False, True):
-            module = FlatModule(subject.fresh(), subject.spec).eval()
             try:
-                return torch.export.export(module, inputs, strict=strict)
+                return torch.export.export(flat_form(subject), inputs, strict=strict)
             except Exception as error:
                 if strict:
                     raise refusal(error, spec) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from freezer.codec import frozen
 from freezer.freezing.diagnostics import warned_at
+from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, Point, TensorSpec, bind
@@ -86,6 +87,11 @@ class FlatModule(nn.Module):
         for index, layout in self.layouts.items():
             leaves[index] = leaves[index].contiguous(memory_format=layout)
         return tuple(leaves)
+
+
+def flat_form(subject: Subject) -> FlatModule:
+    """The flat form of a model in its initial state."""
+    return FlatModule(subject.fresh(), subject.spec).eval()
 
 
 def total_size(point: Point) -> int:

@@ -30,6 +30,7 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics import running_at
 from freezer.freezing.models import Args, Kwargs, arguments_of, tensors_in
+from freezer.runtime.tensors import program_tensors
 
 _READS = re.compile(
     r"__(bool|int|float|complex|index|contains|array|deepcopy)__"
@@ -134,7 +135,7 @@ class _Values(TorchDispatchMode):
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
         bit = _FIRST_STATE
-        for tensor in (*model.buffers(), *model.parameters()):
+        for tensor in program_tensors(model):
             self._state[_key(tensor)] |= bit
             bit <<= 1
         for tensor in inputs:

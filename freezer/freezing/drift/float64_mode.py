@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.freezing.models import Kwargs
+from freezer.runtime.tensors import program_tensors
 
 _DOUBLE = (torch.float64, torch.complex128)
 _WIDE = {
@@ -40,8 +41,7 @@ def own_dtype(
     """The least precise floating dtype of a model's weights, buffers and inputs; without any,
     torch's default.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    dtypes = (*inputs, *(tensor.dtype for tensor in tensors))
+    dtypes = (*inputs, *(tensor.dtype for tensor in program_tensors(model)))
     real = [each.to_real() for each in dtypes if each.is_floating_point or each.is_complex]
     return max(real, key=_eps, default=torch.get_default_dtype())
 

@@ -38,10 +38,8 @@ def report_before(captured: Captured) -> FreezingReport:
     """
     program = captured.program
     names = [*program.graph_signature.parameters, *program.graph_signature.buffers]
-    tensors = [
-        program.state_dict[name] if name in program.state_dict else program.constants[name]
-        for name in names
-    ]
+    known = {**program.constants, **program.state_dict}
+    tensors = [known[name] for name in names]
     return FreezingReport(
         ops_before=fx_operators(program.graph_module),
         num_constants=len(set(map(identity_of, tensors))),

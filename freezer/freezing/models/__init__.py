@@ -13,6 +13,7 @@ from freezer.freezing.models.calls import (
     device_of_model,
     generators_kept,
     positions,
+    reloaded,
     same_each_time,
 )
 from freezer.freezing.models.checks import (
@@ -70,6 +71,7 @@ __all__ = [
     "own_spec",
     "positions",
     "prepare",
+    "reloaded",
     "same_each_time",
     "tensors_in",
     "tensors_of",

@@ -97,17 +97,24 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
     """
     with torch.no_grad(), torchscript_deprecations_silenced():
         if isinstance(model, torch.jit.ScriptModule):
-            file = io.BytesIO()  # reading it again also moves the constants of its graph
-            torch.jit.save(model, file)
-            file.seek(0)
-            loaded: nn.Module = torch.jit.load(file, map_location=device)
-            return loaded
+            return reloaded(model, device)  # which also moves the constants of its graph
         moved = copied(model).to(device)
         for part in _plain_modules(moved):
             _move_attributes(part, device)
             if isinstance(part, fx.GraphModule):
                 _rename_devices(part, device)
         return moved
+
+
+def reloaded(module: nn.Module, device: torch.device) -> torch.jit.ScriptModule:
+    """A copy of a ScriptModule on a device through a file; unlike a deep copy it shares no graph
+    with the module.
+    """
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    loaded: torch.jit.ScriptModule = torch.jit.load(file, map_location=device)
+    return loaded
 
 
 def _move_attributes(module: nn.Module, device: torch.device) -> None:

@@ -62,7 +62,7 @@ from freezer.freezing.target import Target, packed_layouts
 from freezer.hardware import DeviceClass
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import TABLE
-from freezer.runtime.tensors import program_bytes, program_dtypes
+from freezer.runtime.tensors import program_bytes, program_dtypes, program_tensors
 from freezer.runtime.torch_settings import plain_precision
 from freezer.spec import FLOAT32
 
@@ -327,7 +327,7 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, torch.nn.Module):
-            tensors += [*value.parameters(), *value.buffers()]
+            tensors += program_tensors(value)
             attributes = [each for part in value.modules() for each in vars(part).values()]
             tensors += [each for each in attributes if isinstance(each, Tensor)]
     return tensors
