@@ -19,7 +19,7 @@ from freezer.freezing.judging.timed_cells import (
     time_sizes,
 )
 from freezer.freezing.judging.trials import run_trial
-from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
+from freezer.freezing.judging.verdicts import over_footprint, ranked, refuse_contradicted
 
 __all__ = [
     "CAPTURED",
@@ -36,6 +36,7 @@ __all__ = [
     "open_session",
     "over_footprint",
     "point_figures",
+    "ranked",
     "refuse_contradicted",
     "run_trial",
     "time_further_threads",

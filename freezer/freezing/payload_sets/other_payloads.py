@@ -28,6 +28,7 @@ from freezer.freezing.judging import (
     kept_payloads,
     over_footprint,
     point_figures,
+    ranked,
     refuse_contradicted,
     run_trial,
     time_further_threads,
@@ -166,12 +167,7 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
     if not alone:
         return judgement
     sampling = judgement.sampling
-
-    def rank(trial: Trial) -> tuple[bool, float]:
-        to_the_end = sampling is None or not sampling.stopped(trial.recipe)
-        return to_the_end, trial.speedup.value if trial.speedup else 0.0
-
-    best = max(alone, key=rank)
+    best = ranked(session, alone, sampling)[0] if sampling else alone[0]
     second = replace(judgement, winner=best, best=best, previous=None, inherited=None)
     try:
         second = second.with_winner(with_cold_start(session, best))

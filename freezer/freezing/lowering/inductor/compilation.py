@@ -110,13 +110,12 @@ def _build(
     computes = settings.get("computes", FLOAT32)
     dtypes = {*program_dtypes(captured.program), *filter(None, [PACKED.get(computes)])}
     layouts = packed_layouts(target, dtypes) if packs else {}
-    config = configuration(settings["inductor"], target, beside=beside)
     report = report_before(captured)
     watched = Watched(captured, computes, beside=beside)
     phases_s = Phases()
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
-            files = compile_program(captured, target, config, cache, watched)
+            files = compile_program(captured, target, settings, cache, watched)
         if computes != FLOAT32:
             report = with_precisions(report, settings, watched.products, captured.exact)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
@@ -143,13 +142,14 @@ def _build(
 def compile_program(
     captured: Captured,
     target: Target,
-    config: Mapping[str, object],
+    settings: Settings,
     cache: Path,
     watched: Watched,
 ) -> list[Any]:
     """Freeze and compile a program; return the files to package."""
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
+    config = configuration(settings["inductor"], target, beside=watched.beside)
     is_cpu = target.device.type == "cpu"
     module = captured.program.module(check_guards=False)
     module = in_precision(module, watched.computes, captured)
@@ -199,6 +199,7 @@ class Watched:
 
     Attributes:
         computes: precision of the recipe.
+        beside: whether the weights are stored beside the library.
         products: name and precision of each convolution and matrix product.
         ops: number of calls by kind: Inductor's kernels, and operators of oneDNN, MKL or torch.
         code: code of the wrapper and the kernels.
@@ -211,7 +212,7 @@ class Watched:
 
         self._freeze, self._compile = freezing.freeze, codecache.AotCodeCompiler.compile
         self._owned = captured.owned
-        self._beside = beside
+        self.beside = beside
         self.computes = computes
         self.products: list[Product] = []
         self.ops: Counter[str] = Counter()
@@ -240,7 +241,7 @@ class Watched:
         wrapper = reproducible(wrapper)
         self.ops, self.products = _calls(graph), list(products_of(graph, self.computes))
         self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
-        if self._beside:
+        if self.beside:
             self.table = weights_table(graph)
         return self._compile(graph, wrapper, kernels, *args, **kwargs)
 
