@@ -17,6 +17,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
@@ -95,14 +96,14 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     )
 
 
-def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> torch.jit.ScriptModule:
+def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> ScriptModule:
     example = tuple(inputs)
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)
-    return cast(torch.jit.ScriptModule, traced)
+    return cast(ScriptModule, traced)
 
 
-def _traced(subject: Subject, input_set: InputSet) -> tuple[torch.jit.ScriptModule, Warned]:
+def _traced(subject: Subject, input_set: InputSet) -> tuple[ScriptModule, Warned]:
     inputs = tuple(input_set.cloned().values())
     try:
         with torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as caught:

@@ -5,15 +5,17 @@ rejected.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
 from freezer.codec import frozen
@@ -29,7 +31,7 @@ Product = tuple[str, str]
 """Name and precision of a convolution or matrix product."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def timed(phases_s: Phases, name: str) -> Iterator[None]:
     """Record the wall time of the block in seconds, unless it raises."""
     started = time.monotonic()
@@ -37,7 +39,7 @@ def timed(phases_s: Phases, name: str) -> Iterator[None]:
     phases_s[name] = time.monotonic() - started
 
 
-@contextlib.contextmanager
+@contextmanager
 def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iterator[None]:
     """Make every error of the block a BuildError that names the engine; one stays of its kind."""
     try:
@@ -81,7 +83,7 @@ class Lowered:
     layouts: Mapping[str, str] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
+@contextmanager
 def quantizing(package: str) -> Iterator[None]:
     """Make every error of the block a BuildError that names the package that quantizes."""
     try:
@@ -142,7 +144,7 @@ _FOLDER = re.compile(
 
 def captured_texts(program: Any) -> Texts:
     """Code and graph of an ExportedProgram or a ScriptModule, by file name."""
-    exported = isinstance(program, torch.export.ExportedProgram)
+    exported = isinstance(program, ExportedProgram)
     try:
         texts = exported_texts(program) if exported else torchscript_texts(program)
     except Exception as error:  # a program that cannot be printed may still be frozen
@@ -150,7 +152,7 @@ def captured_texts(program: Any) -> Texts:
     return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
 
 
-def exported_texts(program: torch.export.ExportedProgram) -> Texts:
+def exported_texts(program: ExportedProgram) -> Texts:
     """Code and graph of an exported program; the graph includes its signature and the ranges of its
     sizes.
     """
@@ -265,18 +267,18 @@ def operators_of(program: Any) -> set[str]:
     """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
     `torchvision::nms`.
     """
-    if isinstance(program, torch.export.ExportedProgram):
+    if isinstance(program, ExportedProgram):
         targets = map(_TARGET.match, fx_operators(program.graph_module))
         return {f"{target[1]}::{target[2]}" for target in targets if target}
     methods = map(program._c._get_method, program._c._method_names())
     return {kind for method in methods for kind in script_operators(method.inlined_graph)}
 
 
-def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
+def fx_operators(module: GraphModule) -> Counter[str]:
     """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
     calls: Counter[str] = Counter()
     for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule):
+        if isinstance(part, GraphModule):
             calls.update(str(n.target) for n in part.graph.nodes if n.op == "call_function")
     return Counter({name: count for name, count in calls.items() if "getitem" not in name})
 

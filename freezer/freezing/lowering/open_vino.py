@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
@@ -194,7 +195,7 @@ def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterato
             yield name, _PRECISIONS.get(precision, precision)
 
 
-def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _without_repetitions(program: ExportedProgram) -> ExportedProgram:
     """The program with each output once: the converter fails on a tensor that is returned twice."""
     outputs = program.graph_signature.user_outputs
     if len(set(outputs)) == len(outputs):
@@ -212,13 +213,13 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
     return program
 
 
-def to_openvino(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
+def to_openvino(program: ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     with quiet("root"):  # the converter warns of operators that this torch lacks
         return openvino.convert_model(_without_repetitions(with_stable_forms(program)))
 
 
-def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int, ...]:
+def _inputs_of(program: ExportedProgram, model: Model) -> tuple[int, ...]:
     """The program's input for each input of the model, which lacks unused ones.
 
     Raises:
@@ -238,7 +239,7 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
 
 
 def _with_sizes_and_layouts(
-    program: torch.export.ExportedProgram,
+    program: ExportedProgram,
     model: Model,
     inputs: tuple[int, ...],
     orders: Sequence[Sequence[int] | None],
@@ -273,7 +274,7 @@ def _with_sizes_and_layouts(
     )
 
 
-def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: ModuleType) -> Any:
+def _dimension(size: Any, program: ExportedProgram, openvino: ModuleType) -> Any:
     """A size of an input: a number, or the range of one that varies."""
     if isinstance(size, int):
         return openvino.Dimension(size)

@@ -17,7 +17,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,24 +98,24 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
     device named in TorchScript code stays.
     """
     with torch.no_grad(), torchscript_deprecations_silenced():
-        if isinstance(model, torch.jit.ScriptModule):
+        if isinstance(model, ScriptModule):
             return reloaded(model, device)  # which also moves the constants of its graph
         moved = copied(model).to(device)
         for part in _plain_modules(moved):
             _move_attributes(part, device)
-            if isinstance(part, fx.GraphModule):
+            if isinstance(part, GraphModule):
                 _rename_devices(part, device)
         return moved
 
 
-def reloaded(module: nn.Module, device: torch.device) -> torch.jit.ScriptModule:
+def reloaded(module: nn.Module, device: torch.device) -> ScriptModule:
     """A copy of a ScriptModule on a device through a file; unlike a deep copy it shares no graph
     with the module.
     """
     file = io.BytesIO()
     torch.jit.save(module, file)
     file.seek(0)
-    loaded: torch.jit.ScriptModule = torch.jit.load(file, map_location=device)
+    loaded: ScriptModule = torch.jit.load(file, map_location=device)
     return loaded
 
 
@@ -124,7 +126,7 @@ def _move_attributes(module: nn.Module, device: torch.device) -> None:
             attributes[name] = moved_to_device(value, device, DEPTH)
 
 
-def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
+def _rename_devices(module: GraphModule, device: torch.device) -> None:
     """Make a graph of torch.export create its tensors on a device."""
     for node in module.graph.nodes:
         named = node.kwargs.get("device")
@@ -137,7 +139,7 @@ def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    return [part for part in model.modules() if not isinstance(part, ScriptModule)]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

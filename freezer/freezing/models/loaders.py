@@ -38,7 +38,7 @@ def load_source(source: Source) -> nn.Module:
     torch.manual_seed(source.seed)
     with source_errors(source):
         model = SOURCE_LOADERS[source.kind](source)
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"
             " model itself"

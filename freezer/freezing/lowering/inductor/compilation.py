@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
@@ -183,7 +184,7 @@ def _passes(watched: Watched) -> dict[str, object]:
     configuration, with the owner of a method.
     """
 
-    def repair(graph: torch.fx.Graph) -> None:
+    def repair(graph: Graph) -> None:
         name_scalars(graph)
         clip_windows(graph)
 
@@ -225,10 +226,10 @@ class Watched:
         free_tensors(owned, _tensors_in(module.graph))
         return module, inputs
 
-    def begin(self, graph: torch.fx.Graph) -> None:
+    def begin(self, graph: Graph) -> None:
         """See a graph after its decomposition, before the first pass."""
 
-    def finish(self, graph: torch.fx.Graph) -> None:
+    def finish(self, graph: Graph) -> None:
         """See a graph after the last pass."""
         module: Any = graph.owning_module
         self.graph = module.print_readable(
@@ -320,7 +321,7 @@ def known(config: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in config.items() if name in names}
 
 
-def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
+def _tensors_in(graph: Graph) -> list[Tensor]:
     """The tensors that a graph reads, and those of nested graphs."""
     tensors: list[Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
