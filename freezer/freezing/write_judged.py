@@ -45,7 +45,7 @@ def write_judged(
     make_folder(dest.parent)
     with scratch_folder(place=dest.parent) as folder:
         try:
-            captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))
+            captured = build(session.subject, KEPT_EAGER, session.target, folder)
         except FreezeError as error:
             return None, f"; no captured program serves: {error}"
         policy = replace(session.policy, min_samples=0)  # which only the objective p95 raises

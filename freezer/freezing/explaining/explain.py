@@ -110,7 +110,7 @@ def explain_recipe(
     adapted = made_for(RECIPES[recipe], target.device_class.kind)
     with scratch_folder() as folder, torch.no_grad(), quiet("root"):
         first = graph_stage(CAPTURE, source.graph, source)
-        search.run(chain([first], stages_of(program, source, adapted, target, Path(folder))))
+        search.run(chain([first], stages_of(program, source, adapted, target, folder)))
         nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
             nodes = _capture_scores(subject, source, call.set_index)

@@ -102,7 +102,7 @@ def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.O
     [payload] = deciding_alone(session, candidate).payloads
     example = distinct_at(subject.spec, subject.on_host.sets, point)[0]
     with scratch_folder() as folder:
-        inputs = Path(folder) / "inputs.safetensors"
+        inputs = folder / "inputs.safetensors"
         others = (given for given in subject.on_host.sets if payload.accepts(given.point))
         by_point = {tuple(given.point.values()): given for given in others}
         sets = [example, *list(by_point.values())[:MAX_SIZES]]

@@ -81,7 +81,7 @@ def assemble(
     assert winner is not None, "assemble requires a winner"
     make_folder(dest.parent)
     with scratch_folder(place=dest.parent) as scratch:
-        staging = Path(scratch) / "artifact"
+        staging = scratch / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
         origin = {"weights": session.subject.weights, "host": host_fingerprint()}

@@ -169,7 +169,7 @@ def _store(stored: Path, content: bytes) -> None:
     with suppress(OSError):
         make_folder(folder)
         with scratch_folder(place=folder) as scratch:
-            whole = Path(scratch, stored.name)
+            whole = scratch / stored.name
             write_whole(whole, hashlib.sha256(content).digest() + content, synced=False)
             move(whole, stored)
         _remove_old(folder)
