@@ -19,7 +19,7 @@ from torch import nn
 from freezer.artifact import Artifact, Dropped, FreezingReport, Payload, payloads_for_threads
 from freezer.codec import JsonView, decode, encode, frozen
 from freezer.errors import ColdpressError
-from freezer.files import check_folder, link_or_copy, read_document
+from freezer.files import check_folder, link_or_copy, make_folder, read_document
 from freezer.freezing.in_hand import take
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES, Settings
@@ -255,7 +255,7 @@ def keep_builds(out: Path, subject: Subject, target: Target, builds: Iterable[Pa
     folder = builds_of(out) / target.device_class.name
     if kept_builds(out, subject, target) is None:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for build in builds:
         if build.parent != folder:
             shutil.move(build, folder / build.name)

@@ -18,13 +18,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
+from freezer.files import scratch_folder
 from freezer.hardware import DEVICE_CLASSES, DeviceClass
 
 NO_CLASS = "of no device class"
@@ -127,7 +127,7 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
             with archive.open(item) as file:
                 if file.read(4) != b"\x7fELF":
                     continue
-            with tempfile.TemporaryDirectory(dir=folder) as unpacked:
+            with scratch_folder(place=folder) as unpacked:
                 counts, examples = families_of(Path(archive.extract(item, unpacked)))
             leaks = sorted(set(counts) - host_class(device_class).features)
             if leaks:

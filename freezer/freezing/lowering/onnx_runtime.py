@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
@@ -130,9 +130,8 @@ def _quantized(model: ModelProto, names: NodeNames, captured: Captured, folder: 
     inputs = [port.name for port in model.graph.input]
     calls = [map(Tensor.numpy, call) for call in captured.calibration]
     feeds = (dict(zip(inputs, call, strict=True)) for call in calls)
-    scratched = tempfile.TemporaryDirectory(dir=folder)
-    with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
-        prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
+    with quantizing("onnxruntime"), scratch_folder(place=folder) as scratch, quiet("root"):
+        prepared, target = scratch / "prepared.onnx", scratch / "quantized.onnx"
         quant_pre_process(model, str(prepared))
         operators = [(node.name, node.output, node.input) for node in _loaded(prepared).graph.node]
         quantize_static(
@@ -187,8 +186,8 @@ def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto
     """The model after ONNX Runtime's optimizations that hold on every CPU."""
     import onnxruntime
 
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        target = Path(scratch) / "optimized.onnx"
+    with scratch_folder(place=folder) as scratch:
+        target = scratch / "optimized.onnx"
         options = session_options(settings, 1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(target)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 
 from freezer.codec import encode
 from freezer.errors import BuildError
+from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
@@ -297,8 +297,8 @@ def _save(
     padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
     header = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little")
     info.extra = header + bytes(padding)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        graph = Path(scratch) / GRAPH_FILE
+    with scratch_folder(place=path.parent) as scratch:
+        graph = scratch / GRAPH_FILE
         openvino.save_model(
             model,
             str(graph),
