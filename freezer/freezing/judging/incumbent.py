@@ -14,7 +14,6 @@ from freezer.artifact import (
     Manifest,
     Payload,
     PreviousRecord,
-    SpeedChange,
     payloads_for_threads,
     regression_kind,
 )
@@ -156,14 +155,9 @@ def _worse(
             return f", with {size / 1e6:.1f} MB instead of {before / 1e6:.1f}"
         if before > ALIKE * size:
             return None
-    speed = SpeedChange(
-        value=faster.value,
-        low=faster.low,
-        high=faster.high,
-    )
     error_ratio = new.measured.drift.error_ratio if new else None
     ratio_before = record.error_ratio if old.candidate.precision == FLOAT32 else None
-    worse = regression_kind(speed, ratio_before, error_ratio)
+    worse = regression_kind(faster, ratio_before, error_ratio)
     if worse == "drifted" and new and new.candidate.precision != FLOAT32:
         return f", and it computes in {new.candidate.precision} instead of {FLOAT32}"
     if worse == "drifted":
