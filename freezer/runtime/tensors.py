@@ -31,7 +31,7 @@ def values_of(tensor: Tensor) -> Values:
         held = held.to(torch.float32)
     return Values(
         array=held.numpy(force=True),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
     )
 
 
@@ -214,11 +214,14 @@ def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
-            value = node.meta.get("val")
-            for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                    tensors.append(leaf)
+            values = tensors_in(node.meta.get("val"))
+            tensors += [value for value in values if value.is_floating_point()]
     return dtypes_of(tensors)
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors in arguments or results of an operation."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

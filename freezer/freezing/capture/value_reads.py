@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics import running_at
-from freezer.freezing.models import Args, Kwargs, arguments_of, tensors_in
-from freezer.runtime.tensors import program_tensors
+from freezer.freezing.models import Args, Kwargs, arguments_of
+from freezer.runtime.tensors import program_tensors, tensors_in
 
 _READS = re.compile(
     r"__(bool|int|float|complex|index|contains|array|deepcopy)__"

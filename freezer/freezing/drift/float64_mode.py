@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.freezing.models import Kwargs
-from freezer.runtime.tensors import program_tensors
+from freezer.runtime.tensors import program_tensors, tensors_in
 
 _DOUBLE = (torch.float64, torch.complex128)
 _WIDE = {
@@ -159,4 +159,4 @@ def widening(mode: Widening | None) -> Iterator[None]:
 
 def _dtypes(values: Any) -> set[torch.dtype]:
     """The dtypes of all tensors among values."""
-    return {value.dtype for value in pytree.tree_leaves(values) if isinstance(value, Tensor)}
+    return {tensor.dtype for tensor in tensors_in(values)}

@@ -18,7 +18,7 @@ from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
 from freezer.freezing.lowering import forget_origins, origin_of
-from freezer.runtime.tensors import comparable, dtype_name, in_double, values_of
+from freezer.runtime.tensors import comparable, dtype_name, in_double, tensors_in, values_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""
@@ -74,8 +74,7 @@ def run_graph(
     recorder = _Recorder(graph, replaced or {})
     with torch.no_grad():
         outputs = recorder.run(*(tensor.clone() for tensor in inputs))
-    flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    return [value.detach().clone() for value in flat if isinstance(value, Tensor)], recorder.values
+    return [value.detach().clone() for value in tensors_in(outputs)], recorder.values
 
 
 class GraphReference:

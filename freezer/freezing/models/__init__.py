@@ -28,7 +28,7 @@ from freezer.freezing.models.checks import (
 )
 from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.hugging_face import inferred_inputs
-from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
+from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of
 from freezer.freezing.models.loaders import (
     flat_forward,
     load_source,
@@ -73,7 +73,6 @@ __all__ = [
     "prepare",
     "reloaded",
     "same_each_time",
-    "tensors_in",
     "tensors_of",
     "to_device",
     "weights_digest",

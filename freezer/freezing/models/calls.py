@@ -27,7 +27,14 @@ from freezer.errors import JudgeError, described
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import comparable, dtype_name, in_double, same_bytes, same_tensors
+from freezer.runtime.tensors import (
+    comparable,
+    dtype_name,
+    in_double,
+    same_bytes,
+    same_tensors,
+    tensors_in,
+)
 from freezer.spec import InputSpec, bind
 
 NUM_MORE_CALLS = 16
@@ -183,9 +190,9 @@ class DtypesSeen(TorchDispatchMode):
     ) -> object:
         """Run an operator, and record its results' dtypes."""
         result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.dtypes.add(dtype_name(leaf.dtype))
+        for tensor in tensors_in(result):
+            if tensor.is_floating_point():
+                self.dtypes.add(dtype_name(tensor.dtype))
         return result
 
 
