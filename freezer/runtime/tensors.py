@@ -219,6 +219,11 @@ def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
     return dtypes_of(tensors)
 
 
+def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors, for a call that may write into its inputs."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def tensors_in(value: object) -> list[Tensor]:
     """The tensors in arguments or results of an operation."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -22,7 +22,7 @@ from freezer.freezing.capture.program import sizes_text
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import NamedTensors, Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.tensors import comparable, in_double, leaves_of, same_bytes, values_of
+from freezer.runtime.tensors import cloned, comparable, in_double, leaves_of, same_bytes, values_of
 from freezer.spec import Point
 
 DIFFERS = "CP-CAPTURE-DIFFERS"
@@ -216,7 +216,7 @@ def caller(program: nn.Module, subject: Subject, *, flat: bool = False) -> Progr
     """
 
     def call(tensors: NamedTensors) -> list[Tensor]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        copies = cloned(tensors)
         with torch.no_grad():
             if flat:
                 result = program(*copies.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from freezer.freezing.drift import Extreme, copied
 from freezer.freezing.models import NamedTensors
-from freezer.runtime.tensors import addresses_of, leaves_of, same_bytes
+from freezer.runtime.tensors import addresses_of, cloned, leaves_of, same_bytes
 
 NUM_CALLS = 16
 """Calls after which a model that should keep no state must answer as at first."""
@@ -42,7 +42,7 @@ def _tried(
     def call(inputs: NamedTensors) -> list[Tensor]:
         return leaves_of(model(**inputs))
 
-    buffers = {name: tensor.clone() for name, tensor in first.inputs.items()}
+    buffers = cloned(first.inputs)
     kept = call(buffers)
     if not all(same_bytes(buffers[name], tensor) for name, tensor in first.inputs.items()):
         raise ValueError("a call writes into its inputs")

@@ -45,7 +45,7 @@ from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.models import NamedTensors, Outputs, Subject, baked_in
 from freezer.freezing.target import check_unlimited
-from freezer.runtime.tensors import comparable, leaves_of
+from freezer.runtime.tensors import cloned, comparable, leaves_of
 from freezer.runtime.torch_settings import threads
 from freezer.spec import FLOAT32
 
@@ -278,8 +278,7 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
     model = candidate.open(subject, payloads)
 
     def call(tensors: NamedTensors) -> list[Tensor]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return [tensor.cpu() for tensor in leaves_of(model(**copies))]
+        return [tensor.cpu() for tensor in leaves_of(model(**cloned(tensors)))]
 
     return Runner(
         call=call,

@@ -26,7 +26,7 @@ from freezer.runtime.input_sets import (
     needs_range,
     range_is_needed,
 )
-from freezer.runtime.tensors import tensors_in
+from freezer.runtime.tensors import cloned, tensors_in
 from freezer.spec import INTEGRAL, InputSpec, Relation, TensorSpec
 
 Args = tuple[object, ...]
@@ -89,7 +89,7 @@ def with_found_ranges(
             return replace(item, range=(0, 0)) if item.name in wanted else item
 
         sample = generate_at(spec.each(zero), spec.first_point(), seed=0).tensors
-    given = {path: tensor.clone() for path, tensor in sample.items()}
+    given = cloned(sample)
     watch = _Watch(given, wanted)
     problem = _watched(watch, SourceCall(name, model), spec, given)
 
