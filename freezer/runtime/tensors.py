@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from freezer.compare import Values
 from freezer.errors import CaptureError
 from freezer.runtime.arrays import BFLOAT16, Array
-from freezer.spec import OutputSpec, OutputStructure
+from freezer.spec import OutputSpec, OutputStructure, PlainValue
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -262,7 +262,7 @@ def _flatten(
     if isinstance(value, Tensor):
         leaves.append(value)
         return OutputStructure(kind="tensor")
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, PlainValue):
         return OutputStructure(kind="constant", value=value)
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"

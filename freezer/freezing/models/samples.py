@@ -30,6 +30,7 @@ from freezer.spec import (
     InputItem,
     InputSpec,
     NestedSpec,
+    PlainValue,
     Point,
     TensorSpec,
 )
@@ -101,7 +102,7 @@ def _item(
     if isinstance(value, Tensor):
         example[path] = value
         return _tensor_spec(path, value, dims.get(path, {}))
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, PlainValue):
         return ConstantSpec(name=path, value=value)
     kind: Literal["dict", "tuple", "list"]
     keys: tuple[str, ...] = ()
