@@ -205,8 +205,8 @@ def fresh_call(program: nn.Module, original: Original, *, flat: bool) -> Program
 
 def copy_of(program: nn.Module) -> nn.Module:
     """A copy of a captured program."""
-    with torch.no_grad(), warnings.catch_warnings():  # without gradients: see models.copied
-        warnings.simplefilter("ignore")  # of torch, about classes that the copy uses
+    # without gradients: see models.copied; torch warns about classes that the copy uses
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         return copy.deepcopy(program)
 
 

@@ -150,8 +150,7 @@ class _Exporter:
             sizes = enumerate(item.shape)
             shapes.append({axis: symbols[size] for axis, size in sizes if size in symbols})
         inputs = tuple(example.cloned().values())
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with torch.no_grad(), warnings.catch_warnings(record=True, action="always") as caught:
             module = self.fresh()
             module.layouts = self.layouts
             users = addresses_of(program_tensors(self.original.subject.model))
@@ -221,8 +220,7 @@ def _other_layouts(program: ExportedProgram, example: InputSet, original: Origin
     module: nn.Module = program.module()
     if eager.stateful or not eager.deterministic:
         module = copy_of(module)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         got = module(*example.cloned().values())
     layouts = {}
     for index, (output, right) in enumerate(zip(got, expected, strict=True)):
@@ -243,8 +241,7 @@ def changed_state(program: ExportedProgram) -> tuple[str, ...]:
     Raises:
         CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         if any(map(_writes, program.graph.nodes)):
             try:
                 program = program.run_decompositions({})
@@ -281,8 +278,7 @@ def export_at(subject: Subject, input_set: InputSet) -> ExportedProgram:
     """
     spec = subject.spec.at(input_set.point) if input_set.point else subject.spec
     inputs = tuple(input_set.cloned().values())
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         for strict in (False, True):
             try:
                 return torch.export.export(flat_form(subject), inputs, strict=strict)

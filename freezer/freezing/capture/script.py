@@ -51,9 +51,8 @@ def script(original: Original) -> Captured:
             torchscript_deprecations_silenced(),
             _new_types(),
             _exported_methods(model, subject.kept_names),
-            warnings.catch_warnings(record=True) as caught,
+            warnings.catch_warnings(record=True, action="always") as caught,
         ):
-            warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
         raise CaptureError(f"torch.jit.script: {sentence(error, 'script')}") from error

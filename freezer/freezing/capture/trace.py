@@ -106,8 +106,10 @@ def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> ScriptModule:
 def _traced(subject: Subject, input_set: InputSet) -> tuple[ScriptModule, Warned]:
     inputs = tuple(input_set.cloned().values())
     try:
-        with torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with (
+            torchscript_deprecations_silenced(),
+            warnings.catch_warnings(record=True, action="always") as caught,
+        ):
             return _trace(flat_form(subject), inputs), caught
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {sentence(error, 'trace')}") from error

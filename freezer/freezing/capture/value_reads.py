@@ -82,8 +82,7 @@ def values_read(
         model, completed = make(), list[object]()
         model.register_forward_hook(lambda *_, completed=completed: completed.append(1))
         inputs = [tensor.clone() for tensor in tensors]
-        with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught, ExitStack() as modes:
             values = _Values(model, inputs, caught)
             modes.enter_context(values)
             if functions:

@@ -39,14 +39,8 @@ class ExportedModule(GraphModule):
     """The graph of an ExportedProgram with its weights, in eval mode."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
-        with (
-            warnings.catch_warnings()
-        ):  # copying a graph copies its pytree specs, of which one class is deprecated
-            warnings.filterwarnings(
-                "ignore",
-                message=r".*LeafSpec",
-                category=FutureWarning,
-            )
+        # copying a graph copies its pytree specs, of which one class is deprecated
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return super().__deepcopy__(memo)
 
 

@@ -163,9 +163,8 @@ def compile_program(
         reused_objects(cache),
         mock.patch.object(freezing, "freeze", watched.freeze),
         mock.patch.object(codecache.AotCodeCompiler, "compile", watched.compile),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),  # from torch's own code while it tunes
     ):
-        warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
         options = known({**_changed_by_program(), **config, **_passes(watched)})
         with autocast_to(watched.computes, target.device):
