@@ -205,8 +205,9 @@ def _run(session: Session, fresh: Fresh) -> tuple[list[DriftRow], Sequence[Call]
             if not reference.deterministic:
                 outputs.append(leaves)
             noise = call.noise_rmse
-            if session.budget:  # within which integers may differ
-                noise = _with_integers(call)
+            if session.budget:  # within which integers and bools may differ
+                pairs = zip(call.noise_rmse, call.eager, strict=True)
+                noise = [rmse if comparable(eager) else 1.0 for rmse, eager in pairs]
             yield replace(call, candidate=leaves, noise_rmse=noise)
 
     rows = assess(session.output_names, calls(), session.gate, reference.scales)
@@ -214,12 +215,6 @@ def _run(session: Session, fresh: Fresh) -> tuple[list[DriftRow], Sequence[Call]
     if exact and reference.deterministic and any(row.problem for row in rows):
         return *_without_ties(session, rows, list(calls())), []
     return rows, (), outputs
-
-
-def _with_integers(call: Call) -> list[float]:
-    """The noise of a call in which integers and bools may differ."""
-    pairs = zip(call.noise_rmse, call.eager, strict=True)
-    return [rmse if comparable(eager) else 1.0 for rmse, eager in pairs]
 
 
 def _without_ties(

@@ -109,7 +109,10 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
             return reloaded(model, device)  # which also moves the constants of its graph
         moved = copied(model).to(device)
         for part in _plain_modules(moved):
-            _move_attributes(part, device)
+            attributes = vars(part)
+            for name, value in list(attributes.items()):
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    attributes[name] = moved_to_device(value, device, DEPTH)
             if isinstance(part, GraphModule):
                 _rename_devices(part, device)
         return moved
@@ -124,13 +127,6 @@ def reloaded(module: nn.Module, device: torch.device) -> ScriptModule:
     file.seek(0)
     loaded: ScriptModule = torch.jit.load(file, map_location=device)
     return loaded
-
-
-def _move_attributes(module: nn.Module, device: torch.device) -> None:
-    attributes = vars(module)
-    for name, value in list(attributes.items()):
-        if name not in ("_parameters", "_buffers", "_modules"):
-            attributes[name] = moved_to_device(value, device, DEPTH)
 
 
 def _rename_devices(module: GraphModule, device: torch.device) -> None:

@@ -69,9 +69,10 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
     existing folder. Without pyarrow they end in `.json` and contain an object of columns, with null
     for NaN and infinities.
     """
+    drift: _Rows = [asdict(row) for trial in judgement.trials for row in trial.drift.rows]
     tables = (
         ("latency", _LATENCY, _latency(judgement)),
-        ("drift", _DRIFT, _drift(judgement)),
+        ("drift", _DRIFT, drift),
     )
     try:
         import pyarrow as pa
@@ -84,10 +85,6 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
     for name, types, rows in tables:
         table = pa.Table.from_pylist(rows, schema=pa.schema(types))
         pq.write_table(table, folder / f"{name}.parquet")
-
-
-def _drift(judgement: Judgement) -> _Rows:
-    return [asdict(row) for trial in judgement.trials for row in trial.drift.rows]
 
 
 def _latency(judgement: Judgement) -> _Rows:
