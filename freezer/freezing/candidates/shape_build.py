@@ -164,10 +164,10 @@ class ShapeBuild:
             exact=self.recipe.settings.get(KEPT_NODES, ()),
         )
 
-    def _fitting(self, sets: Sequence[InputSet]) -> tuple[tuple[Tensor, ...], ...]:
+    def _fitting(self, sets: Sequence[InputSet]) -> list[list[Tensor]]:
         spec, point = self.attempt.subject.spec, self.attempt.point
         fitting = sets if point is None else [resize(inputs, spec, point) for inputs in sets]
-        return tuple(tuple(inputs.tensors.values()) for inputs in fitting)
+        return [list(inputs.tensors.values()) for inputs in fitting]
 
     def _lower(
         self, captured: Captured, lowering: PayloadKind, target: Target, phases: Phases

@@ -138,9 +138,9 @@ class Attempt:
             points = interior_points(subject.spec, NUM_FURTHER_POINTS)
             known = [each.point for each in subject.sets]
             more = [subject.further_set(each) for each in points if each not in known]
-            sets = (*subject.sets, *more)
+            sets = [*subject.sets, *more]
         else:
-            sets = tuple(each for each in subject.sets if each.point == point)
+            sets = [each for each in subject.sets if each.point == point]
         self.subject = replace(subject, sets=sets)
         self._original = Original(subject=self.subject, point=point)
 

@@ -92,7 +92,7 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
         mutates=changed_state(program),
         warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(program, spec),
-        owned=tuple(each for each in tensors if address_of(each) in exporter.copies),
+        owned=[each for each in tensors if address_of(each) in exporter.copies],
         inputs=spec.tensors,
     )
 
@@ -232,7 +232,7 @@ def _other_layouts(program: ExportedProgram, example: InputSet, original: Origin
     return layouts
 
 
-def changed_state(program: ExportedProgram) -> tuple[str, ...]:
+def changed_state(program: ExportedProgram) -> list[str]:
     """Names of the buffers and parameters that a call changes.
 
     The signature names no changed buffer until the graph is functionalized, which takes seconds for
@@ -255,7 +255,7 @@ def changed_state(program: ExportedProgram) -> tuple[str, ...]:
     parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
     names = set(signature.buffers_to_mutate.values())
     names.update(parameters.values())
-    return tuple(sorted(names))
+    return sorted(names)
 
 
 def _writes(node: torch.fx.Node) -> bool:

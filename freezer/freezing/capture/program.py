@@ -45,15 +45,15 @@ class Captured:
     name: CaptureName
     program: Any
     convention: Literal["flat", "native"]
-    mutates: tuple[str, ...] = ()
+    mutates: Sequence[str] = ()
     warnings: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    preserve: tuple[str, ...] = ()
+    preserve: Sequence[str] = ()
     texts: Texts = field(default_factory=dict)
-    owned: tuple[Tensor, ...] = ()
-    inputs: tuple[TensorSpec, ...] = ()
-    calibration: tuple[tuple[Tensor, ...], ...] = ()
+    owned: Sequence[Tensor] = ()
+    inputs: Sequence[TensorSpec] = ()
+    calibration: Sequence[Sequence[Tensor]] = ()
     exact: Sequence[str] = ()
 
     def source_name(self, name: str) -> str:

@@ -98,7 +98,9 @@ class Widening(TorchDispatchMode):
         for name in given.keys() - written:
             given[name] = pytree.tree_map(self.widen, given[name])
         result = func(*(given[name] for name in names), **{name: given[name] for name in named})
-        self._record_narrow(schema, list(given.values()), result)
+        if not _dtypes(given).isdisjoint(_DOUBLE):
+            for dtype in _dtypes(result) & self._wide.keys():
+                self.narrow = f"{schema.name} gives {dtype}"
         return result if aliases else pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
@@ -119,18 +121,6 @@ class Widening(TorchDispatchMode):
                 return value(*args, **kwargs)
 
         return within
-
-    def _record_narrow(
-        self,
-        schema: Any,
-        operands: Sequence[Any],
-        result: Any,
-    ) -> None:
-        """Record an operator that takes float64 and returns the model's own precision."""
-        if _dtypes(operands).isdisjoint(_DOUBLE):
-            return
-        for dtype in _dtypes(result) & self._wide.keys():
-            self.narrow = f"{schema.name} gives {dtype}"
 
     def widen_attributes(self, model: nn.Module) -> None:
         """Widen tensors that are plain attributes, which `.double()` skips."""
