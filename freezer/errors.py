@@ -113,6 +113,11 @@ def without_places(text: str) -> str:
     return _PLACES.sub("", text)
 
 
+def described(error: BaseException) -> str:
+    """The type and the text of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, up to 400 characters, without places in an engine's code;
     the name of its type where it has no text.

@@ -70,7 +70,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         if pointer.is_file():
             target = read_record(StorePointer, read_document(pointer), origin=str(pointer))
             registered = Artifact.read(folder).manifest
-            folder = Path(stack.enter_context(scratch_folder())) / "artifact"
+            folder = stack.enter_context(scratch_folder()) / "artifact"
             _fetch(target, registered, folder)
         model = load(
             folder,

@@ -103,7 +103,7 @@ class Artifact:
             IntegrityError: a file is missing or differs.
             UsageError: no temporary folder can be written.
         """
-        folder = Path(stack.enter_context(scratch_folder()))
+        folder = stack.enter_context(scratch_folder())
         for item in self.manifest.contents:
             if item.path in paths:
                 origin, link = self.folder / item.path, folder / item.path

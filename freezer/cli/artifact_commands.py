@@ -114,7 +114,7 @@ def inspect(
     """Print an artifact's manifest and what freezing did, or the code of its model."""
     with scratch_folder() as scratch:
         paths = None if code else ()
-        artifact, published = named_artifact(reference, store, device_class_, Path(scratch), paths)
+        artifact, published = named_artifact(reference, store, device_class_, scratch, paths)
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())
         elif code:

@@ -53,7 +53,7 @@ def explain(
 
     spec, samples = inputs_of(inputs, dims)
     with scratch_folder() as folder:
-        artifact = _artifact_of(model, store, Path(folder) / "artifact")
+        artifact = _artifact_of(model, store, folder / "artifact")
         if artifact is not None:
             samples = samples or artifact.folder / GOLDEN_INPUTS
             spec = spec or artifact.manifest.inputs
@@ -128,7 +128,7 @@ def _explained(
     device_class_, device = resolve_device(None, options.device_class, options.device)
     selected = select(options.recipes, portable=False, installed=installed_versions())
     with scratch_folder() as cache:
-        local = fetched(source, Path(cache))
+        local = fetched(source, cache)
         subject = load_subject(local, "model", spec, samples, options.for_subject(device))
         target = freeze_target(subject, device_class_, device, options)
         reference = run_reference(subject)

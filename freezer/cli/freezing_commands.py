@@ -218,7 +218,7 @@ def _freeze(
 
     check_out(out, "--out")
     with scratch_folder() as cache:
-        local = fetched(source, Path(cache))
+        local = fetched(source, cache)
         try:
             return freeze_source(
                 local,

@@ -189,7 +189,7 @@ def export(
 ) -> None:
     """Write a model repository with one artifact for another server."""
     with scratch_folder() as scratch, transfer_bar():
-        artifact, _ = named_artifact(reference, store, device_class_, Path(scratch))
+        artifact, _ = named_artifact(reference, store, device_class_, scratch)
         artifact.verify()
         config = write_triton(artifact, dest, threads=threads, batch=batch)
     say(f"{artifact.manifest.model} for {artifact.manifest.device_class} is in {config.parent}:")

@@ -72,7 +72,7 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
         exist_ok=True,
     )
     with scratch_folder(place=folder) as scratch:
-        unfinished = Path(scratch) / name
+        unfinished = scratch / name
         with _opened(url, pinned=sha256 is not None) as source, unfinished.open("wb") as out:
             shutil.copyfileobj(source, out, _CHUNK_BYTES)
         digest = digest_file(unfinished).removeprefix("sha256:")

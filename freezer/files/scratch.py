@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def scratch_folder(*, executable: bool = False, place: Path | None = None) -> Iterator[str]:
+def scratch_folder(*, executable: bool = False, place: Path | None = None) -> Iterator[Path]:
     """Make a temporary folder, which is removed after the block; if this process is killed, by the
     next one that makes a folder in the same place.
 
@@ -46,15 +46,11 @@ def scratch_folder(*, executable: bool = False, place: Path | None = None) -> It
     _remove_remains(place)
     with ExitStack() as stack:
         while True:
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(
-                    prefix=PREFIX,
-                    dir=place,
-                )
-            )
+            made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+            folder = Path(stack.enter_context(made))
             with suppress(OSError):  # NFS has no locks of folders
                 _lock(folder, fcntl.LOCK_SH, stack)
-            if Path(folder).exists():  # another process may remove it before it is locked
+            if folder.exists():  # another process may remove it before it is locked
                 break
         yield folder
 

@@ -222,8 +222,7 @@ def _freeze_for(
     subject: Subject, target: Target, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    with scratch_folder() as folder:
-        work = Path(folder)
+    with scratch_folder() as work:
         kept = kept_builds(out, subject, target)
         recipes, precision = options.recipes, options.precision
         builds = build_all(subject, target, recipes, work, kept, precision)

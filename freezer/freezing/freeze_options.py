@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import torch
@@ -91,7 +91,7 @@ class FreezeOptions:
 DEFAULTS = FreezeOptions()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FreezeResult:
     """The result of freezing one model on this machine.
 

@@ -20,6 +20,9 @@ CaptureName = Literal[
     "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
 ]
 
+Ways = tuple[tuple[CaptureName, PayloadKind], ...]
+"""Pairs of a capture and the lowering of its graph, in the order to try them."""
+
 Settings = JsonView
 """Settings of a recipe, as JSON has them."""
 
@@ -44,7 +47,7 @@ class Recipe:
     """
 
     name: str
-    ways: tuple[tuple[CaptureName, PayloadKind], ...]
+    ways: Ways
     settings: Settings = field(default_factory=dict)
     portable: bool = False
     by_thread: bool = False
@@ -127,7 +130,7 @@ QUANTIZATION_VERSION = 2
 """Increase when programs are brought to a lower precision in another way, so that builds are
 redone: 2 keeps nodes in floating point in all engines (candidates/mixed_precision.py)."""
 
-_TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
+_TORCHSCRIPT: Ways = (
     ("as-is", "torchscript"),
     ("trace", "torchscript"),
     ("script", "torchscript"),
@@ -207,7 +210,7 @@ OPENVINO_SETTINGS: Mapping[str, str] = {
 }
 """OpenVINO's properties, which the loader sets besides the number of threads."""
 
-_CAPTURED_WAYS: tuple[tuple[CaptureName, PayloadKind], ...] = (
+_CAPTURED_WAYS: Ways = (
     ("export", "exported"),
     ("export-strict", "exported"),
     *_TORCHSCRIPT,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from freezer.codec import JsonView, frozen
-from freezer.errors import SourceError, without_credentials
+from freezer.errors import SourceError, described, without_credentials
 from freezer.files import fetch, is_url
 
 SourceKind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
@@ -162,9 +162,8 @@ def find_function(location: str, search_path: Sequence[str]) -> Callable[..., An
         try:
             module = importlib.import_module(module_name)
         except Exception as error:
-            raise SourceError(
-                f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+            problem = f"module {module_name!r} cannot be imported: {described(error)}"
+            raise SourceError(problem) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise SourceError(f"module {module_name!r} has no function {function_name!r}")

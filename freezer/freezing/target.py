@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,8 @@ from freezer.hardware import (
     packed_dtype,
     this_host,
 )
-from freezer.runtime.devices import CPU, class_of, device_of, gpu_versions, with_index
+from freezer.runtime.devices import CPU, class_of, current, device_of, gpu_versions, with_index
+from freezer.runtime.torch_settings import plain_precision, threads
 
 
 @frozen
@@ -48,11 +51,7 @@ class Target:
 
     def at(self, num_threads: int) -> Target:
         """The same class with one thread count."""
-        return Target(
-            device_class=self.device_class,
-            num_threads=num_threads,
-            device=self.device,
-        )
+        return replace(self, num_threads=num_threads, further_threads=())
 
 
 def target_here(
@@ -215,6 +214,13 @@ def check_unlimited(target: Target, engine: str) -> None:
             f" it needs a machine whose best class is {name}",
             code="CP-BETTER-CPU",
         )
+
+
+@contextmanager
+def working_conditions(target: Target) -> Iterator[None]:
+    """Threads, precision and device of everything that is built or measured for a target."""
+    with threads(target.num_threads), plain_precision(target.device), current(target.device):
+        yield
 
 
 def toolchain(device: torch.device = CPU) -> Json:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
-from freezer.runtime.tensors import dtype_name, same_tensors
+from freezer.runtime.tensors import cloned, dtype_name, same_tensors
 from freezer.spec import (
     COMPLEX,
     FLOATING,
@@ -65,7 +65,7 @@ class InputSet:
 
     def cloned(self) -> dict[str, Tensor]:
         """Copies of the tensors, for a call that may modify its inputs."""
-        return {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return cloned(self.tensors)
 
     def equals(self, other: InputSet) -> bool:
         """Whether another set has the same tensors."""

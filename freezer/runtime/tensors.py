@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from freezer.compare import Values
 from freezer.errors import CaptureError
 from freezer.runtime.arrays import BFLOAT16, Array
-from freezer.spec import OutputSpec, OutputStructure
+from freezer.spec import OutputSpec, OutputStructure, PlainValue
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -31,7 +31,7 @@ def values_of(tensor: Tensor) -> Values:
         held = held.to(torch.float32)
     return Values(
         array=held.numpy(force=True),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
     )
 
 
@@ -214,11 +214,19 @@ def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
-            value = node.meta.get("val")
-            for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                    tensors.append(leaf)
+            values = tensors_in(node.meta.get("val"))
+            tensors += [value for value in values if value.is_floating_point()]
     return dtypes_of(tensors)
+
+
+def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors, for a call that may write into its inputs."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors in arguments or results of an operation."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -254,7 +262,7 @@ def _flatten(
     if isinstance(value, Tensor):
         leaves.append(value)
         return OutputStructure(kind="tensor")
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, PlainValue):
         return OutputStructure(kind="constant", value=value)
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"

@@ -168,8 +168,7 @@ def _store_image(
     stack: ExitStack,
 ) -> Image:
     def fetch(paths: Collection[str] | None) -> Artifact:
-        scratch = stack.enter_context(scratch_folder())
-        folder = Path(scratch)
+        folder = stack.enter_context(scratch_folder())
         return store.materialize(
             version,
             name,

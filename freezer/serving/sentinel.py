@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from freezer.artifact import GOLDEN_INPUTS
@@ -192,8 +191,7 @@ class Sentinel:
             key=None,
         )
         portable = load(self._pin, alone)
-        with scratch_folder() as scratch:
-            folder = Path(scratch)
+        with scratch_folder() as folder:
             artifact = store.materialize(version, PORTABLE, folder, paths=[GOLDEN_INPUTS])
             sets = golden_inputs(artifact)
         costs = []

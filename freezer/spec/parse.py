@@ -13,6 +13,7 @@ from freezer.spec.items import (
     ConstantSpec,
     InputItem,
     NestedSpec,
+    PlainValue,
     TensorSpec,
     check_range,
 )
@@ -92,7 +93,7 @@ def declared_item(name: str, item: Any, *, positional: bool = False) -> InputIte
     if form != "value":
         return _declared_nested(name, form, item[form])
     value = item["value"]
-    if value is not None and not isinstance(value, bool | int | float | str):
+    if not isinstance(value, PlainValue):
         got = type(value).__name__
         raise SpecError(
             f"input {name!r}: got a value of type {got}, expected null, a number, a bool or a text"

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 from freezer.artifact import Signed
@@ -177,8 +176,8 @@ def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str
     def send() -> None:
         for name in classes:
             with scratch_folder() as scratch:
-                artifact = source.pull(version, name, Path(scratch, "artifact"))
-                images[name] = image_form(target, artifact, Path(scratch, "layer.tar"))
+                artifact = source.pull(version, name, scratch / "artifact")
+                images[name] = image_form(target, artifact, scratch / "layer.tar")
 
     def write() -> tuple[list[str], str]:
         index = write_index(target, chain.from_iterable(images.values()))

@@ -219,7 +219,7 @@ def copy_image(
         else:
             dest.parent.mkdir(parents=True, exist_ok=True)
             with scratch_folder(place=dest.parent) as scratch:
-                staging = Path(scratch) / "artifact"
+                staging = scratch / "artifact"
                 layout.bring(manifest.contents)
                 for file in manifest.contents:
                     layout.fetch(file.digest, staging / file.path, file.size_bytes)

@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from freezer.artifact import SpeedChange
 from freezer.codec import frozen
 from freezer.runtime.input_sets import Draws
 from freezer.runtime.torch_settings import threads
@@ -111,14 +112,11 @@ class Sampling:
 
 
 @frozen
-class Speedup:
+class Speedup(SpeedChange):
     """Ratio of a figure of the blocks, eager's over the candidate's, and its confidence interval;
     see `speedup`.
     """
 
-    value: float
-    low: float
-    high: float
     clock: Clock = "wall"
 
     def __str__(self) -> str:

@@ -142,7 +142,8 @@ class _Rounds:
         self._shuffle = random.Random(policy.seed)
         timed = set(entrants)
         self._halving = Halving({name: timed & set(rivals.get(name, ())) for name in timed})
-        self._tried: list[dict[str, _Block]] = []
+        self._wall: list[Round] = []
+        self._cpu: list[Round] = []
         self._undisturbed: list[Round] = []
 
     def first_calls(self, name: str, calls: Sequence[Call]) -> None:
@@ -172,21 +173,21 @@ class _Rounds:
             return 0.0
         if _enough(self._undisturbed, policy):
             return policy.time_limit_s
-        if len(self._undisturbed) < policy.min_rounds <= len(self._tried) / 2:
+        if len(self._undisturbed) < policy.min_rounds <= len(self._wall) / 2:
             return policy.time_limit_s * OVERTIME
         return policy.time_limit_s * SLOW_OVERTIME
 
     def add(self) -> None:
         """Run rounds that are long enough to be checked for disturbance together."""
-        together: list[dict[str, _Block]] = []
+        num_before = len(self._wall)
         began = time.monotonic()
         self._meter.begin()
-        while not together or time.monotonic() - began < TELLING_S:
-            together.append(self._round())
-        self._tried += together
+        while len(self._wall) == num_before or time.monotonic() - began < TELLING_S:
+            self._add_round()
+        together = self._wall[num_before:]
         if self._meter.disturbed(len(together)):
             return
-        self._undisturbed += _by_clock("wall", together)
+        self._undisturbed += together
         beaten = self._halving.beaten(self._undisturbed)
         self._order = [name for name in self._order if name not in beaten]
 
@@ -198,13 +199,13 @@ class _Rounds:
         needed = max(MIN_SAMPLES[key] for key in self._policy.percentiles)
         return _has_samples(rounds, needed) and _steady(rounds)
 
-    def _round(self) -> dict[str, _Block]:
+    def _add_round(self) -> None:
         """Time one block of each entrant, in a new random order."""
         self._shuffle.shuffle(self._order)
-        blocks = {}
-        for name in self._order:
-            blocks[name] = self._block(name)
-        return {name: blocks[name] for name in self._calls if name in blocks}
+        blocks = {name: self._block(name) for name in self._order}
+        timed = [name for name in self._calls if name in blocks]
+        self._wall.append({name: blocks[name].wall for name in timed})
+        self._cpu.append({name: blocks[name].cpu for name in timed})
 
     def _block(self, name: str) -> _Block:
         """Time one block of an entrant's calls."""
@@ -222,19 +223,19 @@ class _Rounds:
         """The undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or
         if noise is accepted.
         """
-        num_dropped = len(self._tried) - len(self._undisturbed)
+        num_dropped = len(self._wall) - len(self._undisturbed)
         disturbance = self._meter.disturbance() if num_dropped else ""
         clock, rounds = self._valid_rounds()
         stable = _enough(rounds, self._policy)
         if disturbance and (not stable or clock != "wall"):
             message = "%d of %d rounds were disturbed; %s"
-            logger.warning(message, num_dropped, len(self._tried), disturbance)
+            logger.warning(message, num_dropped, len(self._wall), disturbance)
         samples_ms = {}
         estimates_ms = {}
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
-            tried = [blocks[name].wall for blocks in self._tried if name in blocks]
-            estimates_ms[name] = statistics.median(map(statistics.median, tried))
+            tried = [statistics.median(blocks[name]) for blocks in self._wall if name in blocks]
+            estimates_ms[name] = statistics.median(tried)
         return Sampling(
             samples_ms=samples_ms,
             num_dropped=num_dropped,
@@ -248,23 +249,12 @@ class _Rounds:
 
     def _valid_rounds(self) -> tuple[Clock, list[Round]]:
         """The rounds that count, and the clock that measured them."""
-        by_wall = _by_clock("wall", self._tried)
-        if _enough(self._undisturbed, self._policy) or not _enough(by_wall, self._policy):
-            return "wall", self._undisturbed
-        by_cpu = _by_clock("cpu", self._tried)
-        if self._meter.single_threaded() and _steady(by_cpu):
-            return "cpu", by_cpu
-        if self._policy.accept_noise:
-            return "disturbed", by_wall
+        if not _enough(self._undisturbed, self._policy) and _enough(self._wall, self._policy):
+            if self._meter.single_threaded() and _steady(self._cpu):
+                return "cpu", self._cpu
+            if self._policy.accept_noise:
+                return "disturbed", self._wall
         return "wall", self._undisturbed
-
-
-def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Round]:
-    """The times of rounds by one clock."""
-    times: list[Round] = []
-    for blocks in rounds:
-        times.append({name: getattr(block, clock) for name, block in blocks.items()})
-    return times
 
 
 def _enough(rounds: Sequence[Round], policy: SamplingPolicy) -> bool:

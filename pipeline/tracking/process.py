@@ -106,7 +106,7 @@ class TrackerProcess:
         # A folder of its own, which is removed even if the process or the driver is killed. On a
         # full disk there is none, and what the process writes reports it.
         with suppress(OSError, UsageError):
-            environment["TMPDIR"] = self._temporary.enter_context(scratch_folder())
+            environment["TMPDIR"] = str(self._temporary.enter_context(scratch_folder()))
         ours, theirs = socket.socketpair()
         with theirs:
             code = (

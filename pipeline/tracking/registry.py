@@ -191,7 +191,7 @@ class Registration:
 
     def _upload(self) -> str:
         with scratch_folder() as scratch:
-            folder = Path(scratch)
+            folder = scratch
             (folder / DATA).mkdir()
             artifact = self.lay_out(folder / DATA)
             if self.mode == "copy":

@@ -99,7 +99,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
             for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()
         },
         explanation=trial.explanation,
-        outputs=_outputs(trial.drift.rows) if trial.drift else (),
+        outputs=_outputs(trial.drift.rows),
     )
 
 

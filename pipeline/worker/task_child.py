@@ -112,8 +112,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
         RuntimeError: torch cannot be imported there.
     """
     bounds = bounds_of(Limits(timeout_s=PROBE_TIMEOUT_S), name)
-    with scratch_folder() as folder:
-        staging = Path(folder)
+    with scratch_folder() as staging:
         end = run_isolated(
             toolchain_of,
             (name,),
@@ -201,8 +200,8 @@ def _ask(entries: Sequence[Entry]) -> list[Answer]:
         end = run_isolated(
             _answers,
             (entries,),
-            folder=Path(folder),
-            log=Path(folder, LOG),
+            folder=folder,
+            log=folder / LOG,
             bounds=bounds_of(Limits(), "portable"),
         )
     if end.failure is not None:

@@ -30,7 +30,7 @@ def drift(
 ) -> DriftReport:
     gate = Gate(error_ratio_max=limit, float64=float64)
     scales = [scales_of(calls, index, float64=float64) for index in range(len(names))]
-    return report(assess("recipe", names, iter(calls), gate, scales), gate)
+    return report(assess(names, iter(calls), gate, scales), gate)
 
 
 def rounded(size: int, native: float, candidate: float) -> tuple[Tensor, Tensor, Tensor]:

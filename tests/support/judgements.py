@@ -57,5 +57,4 @@ def judgement(*trials: Trial, **milliseconds: float) -> Judgement:
         sampling=Sampling(samples_ms=samples_ms, num_dropped=0, settled=True, stable=True),
         payloads={},
     )
-    reference: Any = None
-    return Judgement(trials=trials, reference=reference, cells=(cell,))
+    return Judgement(trials=trials, cells=(cell,))

@@ -163,13 +163,9 @@ def plain_candidate(*payloads: Payload, **changes: Any) -> Candidate:
         lowering="inductor",
         capture="export",
         settings={},
-        tried=(),
         payloads=payloads,
         reports={payload.path: FreezingReport() for payload in payloads},
-        warnings=(),
         toolchain={},
-        weights="",
-        build_s=0.0,
     )
     return replace(plain, **changes)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 
-from freezer.errors import FreezeError, first_line
+from freezer.codec import frozen
+from freezer.errors import (
+    BuildError,
+    FreezeError,
+    first_line,
+    install_command,
+)
 from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.candidates.shape_build import Made, ShapeBuild
+from freezer.freezing.candidates.shape_build import Made, ShapeBuild, Tried
 from freezer.freezing.capture import REPAIRS, Attempt
 from freezer.freezing.choices import select
 from freezer.freezing.environment import cleared, installed_versions
@@ -29,10 +34,9 @@ from freezer.freezing.recipes import (
     made_for,
     own_toolchain,
 )
-from freezer.freezing.target import Target, toolchain
+from freezer.freezing.target import Target, toolchain, working_conditions
 from freezer.hardware import PORTABLE
-from freezer.runtime.devices import current
-from freezer.runtime.torch_settings import full_on_gpu, threads
+from freezer.spec import Point
 
 logger = logging.getLogger("coldpress")
 
@@ -65,19 +69,23 @@ def build(
 
     Raises:
         CaptureError: no capture of the recipe works.
-        BuildError: no captured graph can be lowered.
+        BuildError: a package is missing (code CP-DEPENDENCY), or no captured graph can be lowered.
         LeakError: the compiled code has instructions outside the device class.
     """
     started = time.monotonic()
     recipe = made_for(recipe, target.device_class.kind)
+    missing = [name for name in recipe.packages if name not in installed_versions()]
+    if missing:
+        needed = f"{recipe.name} lacks packages; {install_command(*missing)}"
+        raise BuildError(needed, code="CP-DEPENDENCY")
     counts = target.further_threads if further else (target.num_threads,)
     targets = tuple(target.at(count) for count in counts)
     (folder / "payloads").mkdir()
     weights = subject.weights  # before they are discarded
     keeps, attempts = attempts is not None, {} if attempts is None else attempts
-    tried: list[dict[str, str]] = []
+    tried = Tried()
     made: list[Made] = []
-    with _build_conditions(target):
+    with working_conditions(target), cleared():
         for name, point in _shapes(subject, recipe):
             if name not in attempts:
                 attempts[name] = Attempt(subject, point, keeps=keeps)
@@ -104,7 +112,7 @@ def _candidate(
     target: Target,
     folder: Path,
     made: list[Made],
-    tried: list[dict[str, str]],
+    tried: Tried,
 ) -> Candidate:
     """The candidate of all payloads, without the digest of the weights and the build time."""
     last, counts = made[-1], target.thread_counts
@@ -121,19 +129,9 @@ def _candidate(
         reports={part.payload.path: part.report for part in made},
         warnings=tuple(dict.fromkeys(warnings)),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
-        weights="",
-        build_s=0.0,
         preserve=subject.kept_names,
         precision=recipe.precision,
     )
-
-
-@contextlib.contextmanager
-def _build_conditions(target: Target) -> Iterator[None]:
-    """Threads, environment, device and precision of a build."""
-    exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
-    with threads(target.num_threads), cleared(), current(target.device), exact:
-        yield
 
 
 def repaired_recipe(recipe: Recipe, repairs: Mapping[str, str]) -> Recipe:
@@ -177,20 +175,20 @@ def build_further(
     return made
 
 
-def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
+def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, Point | None]]:
     """Name and point of each shape that gets a payload, the most special first; the point None is
     for all sizes.
     """
     varies = any(dim.min < dim.max for dim in subject.spec.dims)
     points = subject.points if varies and recipe.by_shape else ()
-    shapes: list[tuple[str, dict[str, int] | None]] = []
+    shapes: list[tuple[str, Point | None]] = []
     for point in points:
         sizes = [f"{name}{size}" for name, size in point.items()]
-        shapes.append(("-".join(sizes), dict(point)))
+        shapes.append(("-".join(sizes), point))
     return [*shapes, ("captured" if recipe.name == KEPT_EAGER.name else "all", None)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Builds:
     """All builds of a model for one target.
 

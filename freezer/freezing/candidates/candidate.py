@@ -11,19 +11,18 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from freezer.artifact import Artifact, Dropped, FreezingReport, Payload, payloads_for_threads
-from freezer.codec import decode, encode
+from freezer.codec import JsonView, decode, encode, frozen
 from freezer.errors import ColdpressError
-from freezer.files import check_folder, link_or_copy, read_document
+from freezer.files import check_folder, link_or_copy, make_folder, read_document
 from freezer.freezing.in_hand import take
 from freezer.freezing.models import Subject
-from freezer.freezing.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES, Settings
 from freezer.freezing.target import Target, toolchain
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
@@ -38,7 +37,7 @@ lowerings.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Candidate:
     """The payloads that one recipe made of one model for one device class.
 
@@ -61,14 +60,14 @@ class Candidate:
     recipe: str
     lowering: str
     capture: str
-    settings: Mapping[str, Any]
-    tried: tuple[Mapping[str, str], ...]
+    settings: Settings
+    tried: tuple[Mapping[str, str], ...] = ()
     payloads: tuple[Payload, ...]
-    reports: Mapping[str, FreezingReport]
-    warnings: tuple[str, ...]
-    toolchain: Mapping[str, Any]
-    weights: str
-    build_s: float
+    reports: Mapping[str, FreezingReport] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    toolchain: JsonView
+    weights: str = ""
+    build_s: float = 0.0
     preserve: tuple[str, ...] = ()
     precision: str = FLOAT32
 
@@ -161,8 +160,8 @@ def architecture_digest(subject: Subject, target: Target) -> str:
         "tensors": [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors],
         "code": sorted(_code(kind) for kind in kinds if not kind.__module__.startswith("torch.")),
         "inputs": encode(subject.spec),
-        "points": [dict(point) for point in subject.points],
-        "toolchain": dict(toolchain(target.device)),
+        "points": subject.points,
+        "toolchain": toolchain(target.device),
         "recipes": [encode(recipe) for recipe in RECIPES.values()],
     }
     return hashlib.sha256(
@@ -256,7 +255,7 @@ def keep_builds(out: Path, subject: Subject, target: Target, builds: Iterable[Pa
     folder = builds_of(out) / target.device_class.name
     if kept_builds(out, subject, target) is None:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for build in builds:
         if build.parent != folder:
             shutil.move(build, folder / build.name)

@@ -118,7 +118,7 @@ class NodeSearch:
         lowering = LOWERINGS["openvino"]
         captured = replace(self.captured, exact=exact)
         with scratch_folder() as folder:
-            path = Path(folder) / f"searched{lowering.SUFFIX}"
+            path = folder / f"searched{lowering.SUFFIX}"
             with suppress(BuildError):  # no product is left in int8
                 lowering.build(captured, path, self.target, _SETTINGS)
                 return self.keeps(path, "openvino", _SETTINGS)

@@ -6,18 +6,19 @@ import gc
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
+from freezer.codec import frozen
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
 from freezer.freezing.candidates.candidate import EVIDENCE
 from freezer.freezing.candidates.mixed_precision import FOUND, KEPT_NODES, NodeSearch, keeping
 from freezer.freezing.capture import REPAIRS, Attempt, Captured, repaired
-from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
+from freezer.freezing.lowering import LOWERINGS, Phases, captured_texts, check_operators, timed
 from freezer.freezing.models import clear_frames, free_tensors, is_large
 from freezer.freezing.recipes import CaptureName, Recipe
 from freezer.freezing.target import Target
@@ -27,8 +28,11 @@ from freezer.runtime.tensors import program_bytes, program_tensors
 from freezer.runtime.torch_settings import threads
 from freezer.spec import FLOAT32, Dim
 
+Tried = list[dict[str, str]]
+"""Each attempted way in order: payload, capture, lowering, and the outcome in a sentence."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@frozen
 class Made:
     """One payload, its report, name and warnings of the capture it was made from, and its recipe,
     which names nodes that were left in floating point.
@@ -41,7 +45,7 @@ class Made:
     recipe: Recipe
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ShapeBuild:
     """Builds the payloads of one shape, one for each target.
 
@@ -62,7 +66,7 @@ class ShapeBuild:
     discard: bool
     further: bool
 
-    def first_that_works(self, tried: list[dict[str, str]]) -> list[Made]:
+    def first_that_works(self, tried: Tried) -> list[Made]:
         """Build by the first way of the recipe that works. Append each attempt to `tried`.
 
         Raises:
@@ -102,7 +106,7 @@ class ShapeBuild:
 
     def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[Made]:
         """Capture the graph once, and lower it for each target."""
-        phases: dict[str, float] = {}
+        phases = Phases()
         with timed(phases, "capture"):
             captured = self.attempt.capture(capture)
             if REPAIRS in self.recipe.settings:
@@ -160,15 +164,15 @@ class ShapeBuild:
             exact=self.recipe.settings.get(KEPT_NODES, ()),
         )
 
-    def _fitting(self, sets: Sequence[InputSet]) -> tuple[tuple[Tensor, ...], ...]:
+    def _fitting(self, sets: Sequence[InputSet]) -> list[list[Tensor]]:
         spec, point = self.attempt.subject.spec, self.attempt.point
         fitting = sets if point is None else [resize(inputs, spec, point) for inputs in sets]
-        return tuple(tuple(inputs.tensors.values()) for inputs in fitting)
+        return [list(inputs.tensors.values()) for inputs in fitting]
 
     def _lower(
-        self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]
+        self, captured: Captured, lowering: PayloadKind, target: Target, phases: Phases
     ) -> Made:
-        size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
+        size_before_bytes, lower_s = program_bytes(captured.program), Phases()
         module = LOWERINGS[lowering]
         suffix = f"-threads{target.num_threads}" if self.further else ""
         path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"

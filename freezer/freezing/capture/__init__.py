@@ -15,6 +15,7 @@ from freezer.freezing.capture.equivalence import copy_of
 from freezer.freezing.capture.export import export_at
 from freezer.freezing.capture.program import (
     Captured,
+    Texts,
 )
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Attempt",
     "Captured",
     "Repair",
+    "Texts",
     "copy_of",
     "export_at",
     "repaired",

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch.fx import Graph, Node
@@ -41,14 +41,12 @@ def repaired(captured: Captured, repairs: Mapping[str, Repair]) -> Captured:
     """The captured program with repaired nodes, which changes the program itself.
 
     Raises:
-        CaptureError: it is not an exported program, or lacks a node.
+        CaptureError: it lacks a node.
     """
     program = captured.program
-    nodes = {}
-    if isinstance(program, torch.export.ExportedProgram):
-        nodes = {node.name: node for node in program.graph.nodes}
+    nodes = {node.name: node for node in program.graph.nodes}
     for name, repair in repairs.items():
-        if name not in nodes or repair not in get_args(Repair):
+        if name not in nodes:
             raise CaptureError(f"{captured.name}: node {name!r} to repair ({repair}) is missing")
         if repair == "apart":
             _keep_apart(program.graph, nodes[name])
@@ -138,11 +136,11 @@ class Attempt:
         self._cache: dict[CaptureName, Captured] = {}
         if point is None:
             points = interior_points(subject.spec, NUM_FURTHER_POINTS)
-            known = [dict(each.point) for each in subject.sets]
+            known = [each.point for each in subject.sets]
             more = [subject.further_set(each) for each in points if each not in known]
-            sets = (*subject.sets, *more)
+            sets = [*subject.sets, *more]
         else:
-            sets = tuple(each for each in subject.sets if dict(each.point) == dict(point))
+            sets = [each for each in subject.sets if each.point == point]
         self.subject = replace(subject, sets=sets)
         self._original = Original(subject=self.subject, point=point)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,9 @@ from freezer.compare import structure_problem
 from freezer.errors import CaptureError
 from freezer.freezing.capture.program import sizes_text
 from freezer.freezing.diagnostics import sentence
-from freezer.freezing.models import Subject, call_source, same_each_time
+from freezer.freezing.models import NamedTensors, Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.tensors import comparable, in_double, leaves_of, same_bytes, values_of
+from freezer.runtime.tensors import cloned, comparable, in_double, leaves_of, same_bytes, values_of
 from freezer.spec import Point
 
 DIFFERS = "CP-CAPTURE-DIFFERS"
@@ -43,10 +43,9 @@ _TOLERANCE = 1e-4
 
 _MAX_LINES = 3
 
-Inputs = Mapping[str, Tensor]
 Tensors = Sequence[Tensor]
 
-ProgramCall = Callable[[Inputs], list[Tensor]]
+ProgramCall = Callable[[NamedTensors], list[Tensor]]
 """Runs a program on an input set; returns tensors in the order of the subject's outputs."""
 
 
@@ -206,8 +205,8 @@ def fresh_call(program: nn.Module, original: Original, *, flat: bool) -> Program
 
 def copy_of(program: nn.Module) -> nn.Module:
     """A copy of a captured program."""
-    with torch.no_grad(), warnings.catch_warnings():  # without gradients: see models.copied
-        warnings.simplefilter("ignore")  # of torch, about classes that the copy uses
+    # without gradients: see models.copied; torch warns about classes that the copy uses
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         return copy.deepcopy(program)
 
 
@@ -216,8 +215,8 @@ def caller(program: nn.Module, subject: Subject, *, flat: bool = False) -> Progr
     tensors in order. Outputs are copied: a later call may write into one that is a buffer.
     """
 
-    def call(tensors: Inputs) -> list[Tensor]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    def call(tensors: NamedTensors) -> list[Tensor]:
+        copies = cloned(tensors)
         with torch.no_grad():
             if flat:
                 result = program(*copies.values())

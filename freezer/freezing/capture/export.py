@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -31,7 +32,13 @@ from freezer.freezing.capture.export_sizes import (
     guards_of,
     refusal,
 )
-from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.capture.program import (
+    Captured,
+    FlatModule,
+    flat_form,
+    lines_of,
+    total_size,
+)
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
@@ -56,9 +63,8 @@ def export(original: Original, *, strict: bool = False) -> Captured:
         CaptureError: torch.export does not take the model, or takes fewer sizes than declared (code
             CP-EXPORT-DIMS), or the program differs from the model (code CP-CAPTURE-DIFFERS).
     """
-    subject = original.subject
     name: CaptureName = "export-strict" if strict else "export"
-    return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
+    return export_flat(partial(flat_form, original.subject), name, original)
 
 
 def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
@@ -86,7 +92,7 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
         mutates=changed_state(program),
         warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(program, spec),
-        owned=tuple(each for each in tensors if address_of(each) in exporter.copies),
+        owned=[each for each in tensors if address_of(each) in exporter.copies],
         inputs=spec.tensors,
     )
 
@@ -144,8 +150,7 @@ class _Exporter:
             sizes = enumerate(item.shape)
             shapes.append({axis: symbols[size] for axis, size in sizes if size in symbols})
         inputs = tuple(example.cloned().values())
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with torch.no_grad(), warnings.catch_warnings(record=True, action="always") as caught:
             module = self.fresh()
             module.layouts = self.layouts
             users = addresses_of(program_tensors(self.original.subject.model))
@@ -215,8 +220,7 @@ def _other_layouts(program: ExportedProgram, example: InputSet, original: Origin
     module: nn.Module = program.module()
     if eager.stateful or not eager.deterministic:
         module = copy_of(module)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         got = module(*example.cloned().values())
     layouts = {}
     for index, (output, right) in enumerate(zip(got, expected, strict=True)):
@@ -228,7 +232,7 @@ def _other_layouts(program: ExportedProgram, example: InputSet, original: Origin
     return layouts
 
 
-def changed_state(program: ExportedProgram) -> tuple[str, ...]:
+def changed_state(program: ExportedProgram) -> list[str]:
     """Names of the buffers and parameters that a call changes.
 
     The signature names no changed buffer until the graph is functionalized, which takes seconds for
@@ -237,8 +241,7 @@ def changed_state(program: ExportedProgram) -> tuple[str, ...]:
     Raises:
         CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         if any(map(_writes, program.graph.nodes)):
             try:
                 program = program.run_decompositions({})
@@ -252,7 +255,7 @@ def changed_state(program: ExportedProgram) -> tuple[str, ...]:
     parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
     names = set(signature.buffers_to_mutate.values())
     names.update(parameters.values())
-    return tuple(sorted(names))
+    return sorted(names)
 
 
 def _writes(node: torch.fx.Node) -> bool:
@@ -275,12 +278,10 @@ def export_at(subject: Subject, input_set: InputSet) -> ExportedProgram:
     """
     spec = subject.spec.at(input_set.point) if input_set.point else subject.spec
     inputs = tuple(input_set.cloned().values())
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         for strict in (False, True):
-            module = FlatModule(subject.fresh(), subject.spec).eval()
             try:
-                return torch.export.export(module, inputs, strict=strict)
+                return torch.export.export(flat_form(subject), inputs, strict=strict)
             except Exception as error:
                 if strict:
                     raise refusal(error, spec) from error

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection
 
 import torch
+from torch.export import ExportedProgram
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.program import sizes_text
@@ -73,7 +74,7 @@ def _remedy(fixes: str, names: Collection[str]) -> str:
     return " and ".join(remedies) or default
 
 
-def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
+def guards_of(program: ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
     """Conditions on inputs, in words: bounds and multiples of dims, guards, and run-time
     assertions.
     """
@@ -89,7 +90,7 @@ def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[s
     return tuple(dict.fromkeys(texts))
 
 
-def check_guards(program: torch.export.ExportedProgram, spec: InputSpec) -> None:
+def check_guards(program: ExportedProgram, spec: InputSpec) -> None:
     """Check that the guards of a program take all declared sizes.
 
     torch.export raises if a declared range does not fit. But some guards narrow a range silently (a

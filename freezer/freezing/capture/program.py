@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from freezer.codec import frozen
 from freezer.freezing.diagnostics import warned_at
+from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, Point, TensorSpec, bind
 
+Texts = Mapping[str, str]
+"""Long texts by file name."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@frozen
 class Captured:
     """A graph of a model.
 
@@ -40,15 +45,15 @@ class Captured:
     name: CaptureName
     program: Any
     convention: Literal["flat", "native"]
-    mutates: tuple[str, ...] = ()
+    mutates: Sequence[str] = ()
     warnings: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    preserve: tuple[str, ...] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
-    owned: tuple[Tensor, ...] = ()
-    inputs: tuple[TensorSpec, ...] = ()
-    calibration: tuple[tuple[Tensor, ...], ...] = ()
+    preserve: Sequence[str] = ()
+    texts: Texts = field(default_factory=dict)
+    owned: Sequence[Tensor] = ()
+    inputs: Sequence[TensorSpec] = ()
+    calibration: Sequence[Sequence[Tensor]] = ()
     exact: Sequence[str] = ()
 
     def source_name(self, name: str) -> str:
@@ -82,6 +87,11 @@ class FlatModule(nn.Module):
         for index, layout in self.layouts.items():
             leaves[index] = leaves[index].contiguous(memory_format=layout)
         return tuple(leaves)
+
+
+def flat_form(subject: Subject) -> FlatModule:
+    """The flat form of a model in its initial state."""
+    return FlatModule(subject.fresh(), subject.spec).eval()
 
 
 def total_size(point: Point) -> int:

@@ -8,7 +8,6 @@ and no state.
 from __future__ import annotations
 
 import inspect
-import io
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from freezer.freezing.capture.equivalence import Original, check_answers
 from freezer.freezing.capture.export import export_flat
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
 from freezer.freezing.diagnostics import quiet, root_cause, sentence
-from freezer.freezing.models import flat_forward, module_of
+from freezer.freezing.models import flat_forward, module_of, reloaded
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
@@ -52,9 +51,8 @@ def script(original: Original) -> Captured:
             torchscript_deprecations_silenced(),
             _new_types(),
             _exported_methods(model, subject.kept_names),
-            warnings.catch_warnings(record=True) as caught,
+            warnings.catch_warnings(record=True, action="always") as caught,
         ):
-            warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
         raise CaptureError(f"torch.jit.script: {sentence(error, 'script')}") from error
@@ -133,12 +131,8 @@ def _converted(original: Original) -> torch.export.ExportedProgram:
             # not a public interface: a release may lack it
             from torch._export.converter import TS2EPConverter
 
-            # a copy through a file shares no graph with the source, unlike a deep copy: the
-            # converter writes into graphs
-            file = io.BytesIO()
-            torch.jit.save(subject.fresh(), file)
-            file.seek(0)
-            source = flat_forward(torch.jit.load(file).eval(), subject.spec)
+            copied = reloaded(subject.fresh(), subject.device)  # the converter writes into graphs
+            source = flat_forward(copied.eval(), subject.spec)
             return TS2EPConverter(source, example, {}).convert()
     except Exception as error:
         raise CaptureError(

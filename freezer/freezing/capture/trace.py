@@ -17,6 +17,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
@@ -30,7 +31,7 @@ from freezer.freezing.capture.equivalence import (
 )
 from freezer.freezing.capture.program import (
     Captured,
-    FlatModule,
+    flat_form,
     lines_of,
     sizes_text,
     total_size,
@@ -40,6 +41,7 @@ from freezer.freezing.diagnostics import sentence, warned_at
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensors import named_tensors
 from freezer.spec import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
@@ -71,10 +73,10 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     program, caught = _traced(subject, example)
     size_lines = _refuse_reads(subject, example)
     size_lines += _iterations(caught)
-    _restore(program, _flat(subject))
+    _restore(program, flat_form(subject))
     unchecked = check_answers("the trace", program, original, flat=True)
     largest = max(subject.sets, key=lambda input_set: total_size(input_set.point))
-    if dict(largest.point) != dict(example.point):  # where Python may read other values
+    if largest.point != example.point:  # where Python may read other values
         size_lines += _refuse_reads(subject, largest)
     notes: tuple[str, ...] = ()
     varies = any(dim.min < dim.max for dim in subject.spec.dims)
@@ -94,23 +96,21 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     )
 
 
-def _flat(subject: Subject) -> nn.Module:
-    return FlatModule(subject.fresh(), subject.spec).eval()
-
-
-def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> torch.jit.ScriptModule:
+def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> ScriptModule:
     example = tuple(inputs)
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)
-    return cast(torch.jit.ScriptModule, traced)
+    return cast(ScriptModule, traced)
 
 
-def _traced(subject: Subject, input_set: InputSet) -> tuple[torch.jit.ScriptModule, Warned]:
+def _traced(subject: Subject, input_set: InputSet) -> tuple[ScriptModule, Warned]:
     inputs = tuple(input_set.cloned().values())
     try:
-        with torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            return _trace(_flat(subject), inputs), caught
+        with (
+            torchscript_deprecations_silenced(),
+            warnings.catch_warnings(record=True, action="always") as caught,
+        ):
+            return _trace(flat_form(subject), inputs), caught
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {sentence(error, 'trace')}") from error
 
@@ -122,7 +122,7 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
     inputs = tuple(input_set.tensors.values())
     try:
         with torchscript_deprecations_silenced():
-            reads = values_read(lambda: _flat(subject), _trace, inputs)
+            reads = values_read(lambda: flat_form(subject), _trace, inputs)
     except Exception as error:
         raise CaptureError(
             "torch.jit.trace: cannot determine whether Python reads values of tensors:"
@@ -153,9 +153,9 @@ def _restore(program: nn.Module, initial: nn.Module) -> None:
     """Reset buffers and parameters to their initial state: tracing runs the model, which may change
     them.
     """
-    before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
+    before = dict(named_tensors(initial))
     with torch.no_grad():
-        for name, tensor in (*program.named_buffers(), *program.named_parameters()):
+        for name, tensor in named_tensors(program):
             value = before.get(name)
             if value is not None and value.shape == tensor.shape:
                 tensor.copy_(value)

@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics import running_at
-from freezer.freezing.models import Args, Kwargs, arguments_of, tensors_in
+from freezer.freezing.models import Args, Kwargs, arguments_of
+from freezer.runtime.tensors import program_tensors, tensors_in
 
 _READS = re.compile(
     r"__(bool|int|float|complex|index|contains|array|deepcopy)__"
@@ -81,8 +82,7 @@ def values_read(
         model, completed = make(), list[object]()
         model.register_forward_hook(lambda *_, completed=completed: completed.append(1))
         inputs = [tensor.clone() for tensor in tensors]
-        with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught, ExitStack() as modes:
             values = _Values(model, inputs, caught)
             modes.enter_context(values)
             if functions:
@@ -134,7 +134,7 @@ class _Values(TorchDispatchMode):
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
         bit = _FIRST_STATE
-        for tensor in (*model.buffers(), *model.parameters()):
+        for tensor in program_tensors(model):
             self._state[_key(tensor)] |= bit
             bit <<= 1
         for tensor in inputs:

@@ -334,8 +334,7 @@ def quiet(*loggers: str) -> Iterator[None]:
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         for name, level in levels.items():

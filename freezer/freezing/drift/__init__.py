@@ -7,11 +7,11 @@ from freezer.compare import Gate
 from freezer.freezing.drift.distributions import distribution_problem, sampled
 from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
-from freezer.freezing.drift.extremes import Extreme, rms_of
+from freezer.freezing.drift.extremes import Extreme
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.drift.reference import Reference, run_reference
-from freezer.freezing.drift.runs import Call, Runner, copied, eager_reruns, run_calls
-from freezer.freezing.drift.ties import at_ties, misplaced
+from freezer.freezing.drift.runs import Call, Fresh, Runner, copied, eager_reruns, run_calls
+from freezer.freezing.drift.ties import at_ties
 
 __all__ = [
     "STRIDES",
@@ -19,6 +19,7 @@ __all__ = [
     "DriftReport",
     "DriftRow",
     "Extreme",
+    "Fresh",
     "Gate",
     "Reference",
     "Runner",
@@ -28,10 +29,8 @@ __all__ = [
     "copied",
     "distribution_problem",
     "eager_reruns",
-    "misplaced",
     "own_dtype",
     "report",
-    "rms_of",
     "run_calls",
     "run_reference",
     "sampled",

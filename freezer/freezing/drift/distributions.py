@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from freezer.compare import tolerance
+from freezer.freezing.models import Outputs
 from freezer.runtime.input_sets import Draws
 from freezer.runtime.tensors import comparable, dtype_name, in_double
 
@@ -57,7 +58,7 @@ _Gram = tuple[Tensor, float]
 """Gram matrix of the runs, and the allowance for rounding."""
 
 
-def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
+def sampled(results: Outputs) -> Run:
     """The elements to compare of each output in each call."""
     return [list(map(_elements, leaves)) for leaves in results]
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from freezer.codec import frozen
 from freezer.compare import (
     DIGITS,
     POOL_BELOW,
@@ -51,7 +52,6 @@ ratio alone: rounded zeros.
 
 
 def assess(
-    recipe: str,
     names: Sequence[str],
     calls: Iterable[Call],
     gate: Gate,
@@ -60,28 +60,20 @@ def assess(
     """Measure the drift of every output of a candidate in every call.
 
     Args:
-        recipe: the candidate's recipe.
         names: names of the outputs.
         calls: all calls, with the outputs in the order of `names`. They are compared one by one; no
             output is kept.
         gate: the limit.
         scales: for each output, see `scales_of`.
     """
-    outputs = [_Output(gate, limits) for limits in scales]
+    outputs = [_Output(name, gate, limits) for name, limits in zip(names, scales, strict=True)]
     for call in calls:
-        for index, (name, output) in enumerate(zip(names, outputs, strict=True)):
-            row = DriftRow(
-                recipe=recipe,
-                kind=call.kind,
-                set_index=call.set_index,
-                output=name,
-                num_elements=call.eager[index].numel(),
-            )
-            output.add(row, call, index)
+        for index, output in enumerate(outputs):
+            output.add(call, index)
     return list(chain.from_iterable(output.rows() for output in outputs))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Compared:
     """One output in one call.
 
@@ -103,7 +95,8 @@ class _Compared:
 class _Output:
     """One output of a candidate, over all calls."""
 
-    def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
+    def __init__(self, name: str, gate: Gate, limits: Sequence[float]) -> None:
+        self._name = name
         self._gate = gate
         self._limits = limits
         self._dtype = ""
@@ -111,12 +104,7 @@ class _Output:
         self._slices: Slices | None = Slices(limits)
         self._num_finite = 0
 
-    def add(
-        self,
-        row: DriftRow,
-        call: Call,
-        index: int,
-    ) -> None:
+    def add(self, call: Call, index: int) -> None:
         """Compare the output of one call."""
         r = values_of(call.reference[index])
         e = values_of(call.eager[index])
@@ -128,8 +116,11 @@ class _Output:
         problem = structure_problem(e, c, drawn=drawn)
         if problem is None:
             problem = _strides_problem(call.eager[index], call.candidate[index])
-        row = replace(
-            row,
+        row = DriftRow(
+            kind=call.kind,
+            set_index=call.set_index,
+            output=self._name,
+            num_elements=e.size,
             problem=problem,
             native_rmse=noise_rmse if drawn else None,
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from freezer.artifact import MeasuredDrift
 from freezer.codec import frozen
 from freezer.compare import Gate, finite
 
@@ -27,12 +28,12 @@ class DriftRow:
             the difference between its runs.
         bound: limit on rmse; None where OpenVINO's bounds apply.
         problem: what failed, or None.
-        num_threads, payload: thread count and payload path of the run.
+        recipe, num_threads, payload: recipe, thread count and payload path of the run.
         num_ties: elements that differ because rounding decides them (see `ties`); the figures are
             without them.
     """
 
-    recipe: str
+    recipe: str = ""
     kind: CallKind
     set_index: int
     output: str
@@ -55,48 +56,35 @@ class DriftRow:
 
 @frozen
 class DriftReport:
-    """The drift of one candidate.
+    """The drift of one candidate; by default of one that did not run.
 
     Attributes:
-        passed: whether every row passed.
-        error_ratio, max_abs_err: maximum of all rows.
-        sqnr_db: minimum of all rows; None if nothing differs.
-        margin: minimum of bound / rmse; None if nothing differs.
+        measured: the worst figures of all rows.
         nearest_miss: the worst row of a failed candidate in one sentence, with the limit that would
-            have passed.
+            have passed; None if every row passed.
         rows: the evidence.
     """
 
-    passed: bool
-    error_ratio: float | None
-    max_abs_err: float | None
-    sqnr_db: float | None
-    margin: float | None
-    nearest_miss: str | None
-    rows: tuple[DriftRow, ...]
+    measured: MeasuredDrift = MeasuredDrift()
+    nearest_miss: str | None = None
+    rows: Sequence[DriftRow] = ()
 
-    def summary(self) -> dict[str, float | None]:
-        """The figures in the JSON output, the manifest and MLflow."""
-        return {
-            "error_ratio": self.error_ratio,
-            "max_abs_err": self.max_abs_err,
-            "sqnr_db": self.sqnr_db,
-            "margin": self.margin,
-        }
+    @property
+    def passed(self) -> bool:
+        """Whether every row passed."""
+        return self.nearest_miss is None
 
 
 def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
     """The drift of one candidate in all of its runs."""
     margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
-    return DriftReport(
-        passed=bool(rows) and not any(row.problem for row in rows),
+    measured = MeasuredDrift(
         error_ratio=finite(max(_known(row.error_ratio for row in rows), default=None)),
         max_abs_err=finite(max(_known(row.max_abs_err for row in rows), default=None)),
         sqnr_db=min(_known(row.sqnr_db for row in rows), default=None),
         margin=finite(min(margins, default=None)),
-        nearest_miss=_nearest_miss(rows, gate),
-        rows=tuple(rows),
     )
+    return DriftReport(measured=measured, nearest_miss=_nearest_miss(rows, gate), rows=rows)
 
 
 def _known(figures: Iterable[float | None]) -> list[float]:

@@ -4,13 +4,14 @@ inputs.
 
 An answer must have NaN and Inf where eager has them, and an error of at most 1e-3 of the output's
 root mean square, or three times eager's own. Eager's own error is its distance from the float64
-reference, and that of reruns with operands changed in their last place (`reruns`).
+reference, and that of reruns with operands changed in their last place (`reruns`). A lower
+precision only has to compute the same function; its budget judges the rest.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,10 +28,10 @@ from freezer.freezing.drift.runs import (
     source_runner,
 )
 from freezer.freezing.drift.ties import at_ties, misplaced
-from freezer.freezing.models import Subject
+from freezer.freezing.models import NamedTensors, Subject
 from freezer.runtime.input_sets import InputSet, is_mask, on_device
 from freezer.runtime.tensors import comparable, dtype_name, in_double
-from freezer.spec import FLOATING, INTEGRAL, InputSpec, TensorSpec
+from freezer.spec import FLOAT32, FLOATING, INTEGRAL, InputSpec, Point, TensorSpec
 
 NUM_RERUNS = 3
 
@@ -39,6 +40,13 @@ NEAR = 64
 
 OWN_ERROR = 3.0
 """Multiple of eager's own error that passes."""
+
+SHARES = {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.5}
+"""Error of a lower precision that passes, as a share of the output's root mean square."""
+
+_BEYOND = ("values ", "whole ")
+"""Starts of the names of sets far from real values, where what was calibrated ends: of a lower
+precision only NaN and Inf are judged."""
 
 MISSING = {"NaN": torch.nan, "Inf": torch.inf}
 
@@ -60,7 +68,7 @@ class Extreme:
     stateful: bool
 
     @property
-    def inputs(self) -> Mapping[str, Tensor]:
+    def inputs(self) -> NamedTensors:
         """The input tensors by path."""
         return self.subject.sets[0].tensors
 
@@ -69,60 +77,68 @@ class Extreme:
         """Whether each floating-point input has a NaN or an Inf."""
         return self.name in MISSING
 
-    def problem(self, names: Sequence[str], answers: Sequence[Tensor]) -> str | None:
+    def problem(self, answers: Sequence[Tensor], precision: str = FLOAT32) -> str | None:
         """What is wrong with a candidate's outputs; None if nothing is, or ties explain it.
 
-        Of integers and bools, three times as many may differ as differ between eager's reruns.
+        Of integers and bools, three times as many may differ as differ between eager's reruns; of a
+        lower precision, all.
         """
-        for index, (name, e, c) in enumerate(
-            zip(
-                names,
-                self.eager,
-                answers,
-                strict=True,
-            )
-        ):
-            problem = self._problem_of(index, e, c)
-            if problem is None:
-                continue
-            call = Call(
-                kind="single",
-                set_index=0,
-                reference=self._float64 or self.eager,
-                eager=self.eager,
-                noise_rmse=[0.0] * len(names),
-                candidate=answers,
-            )
-            settled = at_ties([call], {index}, self._rerun)
-            if settled is not None:
-                (call,), _ = settled
-                problem = self._problem_of(index, call.eager[index], c)
+        for index, (e, c) in enumerate(zip(self.eager, answers, strict=True)):
+            if c.shape != e.shape or c.dtype != e.dtype:
+                problem: str | None = (
+                    f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
+                )
+            elif precision == FLOAT32:
+                problem = self._unexplained(index, answers)
+            else:
+                problem = self._lower_problem(e, c, SHARES[precision.partition("+")[0]])
             if problem:
-                return f"{self.name}: output {name!r}: {problem}"
+                return f"{self.name}: output {self._output(index)}: {problem}"
         return None
 
-    def lost(self, names: Sequence[str], answers: Sequence[Tensor]) -> str | None:
+    def lost(self, answers: Sequence[Tensor]) -> str | None:
         """Where a candidate has numbers in place of eager's NaN or Inf; None if nowhere."""
-        for name, e, c in zip(
-            names,
-            self.eager,
-            answers,
-            strict=True,
-        ):
+        for index, (e, c) in enumerate(zip(self.eager, answers, strict=True)):
             if comparable(e) and e.shape == c.shape:
                 num = int((~e.isfinite() & c.isfinite()).sum())
                 if num:
-                    return f"output {name!r} has numbers in place of {num} of eager's {self.name}"
+                    output = self._output(index)
+                    return f"output {output} has numbers in place of {num} of eager's {self.name}"
         return None
 
-    def _problem_of(
-        self,
-        index: int,
-        e: Tensor,
-        c: Tensor,
-    ) -> str | None:
-        if c.shape != e.shape or c.dtype != e.dtype:
-            return f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
+    def _output(self, index: int) -> str:
+        return repr(self.subject.outputs[index].name)
+
+    def _lower_problem(self, e: Tensor, c: Tensor, share: float) -> str | None:
+        if not comparable(e):
+            return None
+        wide, right = in_double(c), in_double(e)
+        if misplaced(wide, right).any():
+            return "NaN or Inf at other places than eager's"
+        error, size = rms_of(wide - right), rms_of(right)
+        if self.name.startswith(_BEYOND) or error <= share * size:
+            return None
+        return f"an error of {error:.3g}, where the values are of {size:.3g}"
+
+    def _unexplained(self, index: int, answers: Sequence[Tensor]) -> str | None:
+        problem = self._problem_of(index, self.eager[index], answers[index])
+        if problem is None:
+            return None
+        call = Call(
+            kind="single",
+            set_index=0,
+            reference=self._float64 or self.eager,
+            eager=self.eager,
+            noise_rmse=[0.0] * len(answers),
+            candidate=answers,
+        )
+        settled = at_ties([call], {index}, self._rerun)
+        if settled is None:
+            return problem
+        (call,), _ = settled
+        return self._problem_of(index, call.eager[index], answers[index])
+
+    def _problem_of(self, index: int, e: Tensor, c: Tensor) -> str | None:
         if not comparable(e):
             num_wrong = int((c != e).sum())
             answers = self._others(index) if num_wrong else []
@@ -175,7 +191,7 @@ def rms_of(values: Tensor) -> float:
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def extremes_of(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+def extremes_of(subject: Subject, stateful: bool) -> list[Extreme]:
     """The extreme sets that eager takes, those with NaN and Inf last."""
     makers = [*MAKERS, ("integer", _counts)] if subject.observed else MAKERS
     first, middle = _bases(subject)
@@ -184,16 +200,16 @@ def extremes_of(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
     changed[1::2] = others[1::2]
     further = [(f"sizes {point}", subject.further_set(point)) for point in _points(subject)]
     missing = _changed(subject.spec, first, [("float", _missing)]).items()
-    return tuple(_taken(subject, [*changed, *further, *missing], stateful))
+    return list(_taken(subject, [*changed, *further, *missing], stateful))
 
 
-def normal_sets(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+def normal_sets(subject: Subject, stateful: bool) -> list[Extreme]:
     """Two normal sets of the deciding sizes, if eager takes them."""
     first, _ = _bases(subject)
     alike = (inputs for inputs in subject.sets if inputs.point == first.point)
     other = next((inputs for inputs in alike if not inputs.equals(first)), None)
     other = other or subject.further_set(first.point)
-    return tuple(_taken(subject, [("normal values", first), ("other values", other)], stateful))
+    return list(_taken(subject, [("normal values", first), ("other values", other)], stateful))
 
 
 def _taken(
@@ -220,23 +236,23 @@ def _bases(subject: Subject) -> tuple[InputSet, InputSet]:
     return subject.set_at(subject.points[0]), by_size[len(by_size) // 2]
 
 
-def _points(subject: Subject) -> list[dict[str, int]]:
+def _points(subject: Subject) -> list[Point]:
     """Points that no other set has: one to three above a multiple of 16, and one that depends on
     the weights, so that no lowering can be made for it.
     """
     drawn = random.Random(subject.weights)
     dims = {dim.name: dim.sizes[:NEAR] for dim in subject.spec.dims}
-    points = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
+    points: list[Point] = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
     for beyond in (1, 2, 3):
         point = {}
         for name, sizes in dims.items():
             chosen = [size for size in sizes if size % 16 == beyond] or sizes
             point[name] = chosen[-1]
         points.append(point)
-    known = [dict(inputs.point) for inputs in subject.sets]
-    for point in points:
-        if point not in known:
-            known.append(point)
+    known = [inputs.point for inputs in subject.sets]
+    for made in points:
+        if made not in known:
+            known.append(made)
     return known[len(subject.sets) :]
 
 

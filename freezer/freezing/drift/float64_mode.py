@@ -9,7 +9,7 @@ rounding errors would be attributed to eager.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from freezer.freezing.models import Kwargs
+from freezer.runtime.tensors import program_tensors, tensors_in
 
 _DOUBLE = (torch.float64, torch.complex128)
 _WIDE = {
@@ -38,8 +41,7 @@ def own_dtype(
     """The least precise floating dtype of a model's weights, buffers and inputs; without any,
     torch's default.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    dtypes = (*inputs, *(tensor.dtype for tensor in tensors))
+    dtypes = (*inputs, *(tensor.dtype for tensor in program_tensors(model)))
     real = [each.to_real() for each in dtypes if each.is_floating_point or each.is_complex]
     return max(real, key=_eps, default=torch.get_default_dtype())
 
@@ -72,7 +74,7 @@ class Widening(TorchDispatchMode):
         func: Any,
         types: Sequence[type],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Kwargs = None,
     ) -> Any:
         """Run an operator in float64."""
         named = dict(kwargs or {})
@@ -96,7 +98,9 @@ class Widening(TorchDispatchMode):
         for name in given.keys() - written:
             given[name] = pytree.tree_map(self.widen, given[name])
         result = func(*(given[name] for name in names), **{name: given[name] for name in named})
-        self._record_narrow(schema, list(given.values()), result)
+        if not _dtypes(given).isdisjoint(_DOUBLE):
+            for dtype in _dtypes(result) & self._wide.keys():
+                self.narrow = f"{schema.name} gives {dtype}"
         return result if aliases else pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
@@ -117,18 +121,6 @@ class Widening(TorchDispatchMode):
                 return value(*args, **kwargs)
 
         return within
-
-    def _record_narrow(
-        self,
-        schema: Any,
-        operands: Sequence[Any],
-        result: Any,
-    ) -> None:
-        """Record an operator that takes float64 and returns the model's own precision."""
-        if _dtypes(operands).isdisjoint(_DOUBLE):
-            return
-        for dtype in _dtypes(result) & self._wide.keys():
-            self.narrow = f"{schema.name} gives {dtype}"
 
     def widen_attributes(self, model: nn.Module) -> None:
         """Widen tensors that are plain attributes, which `.double()` skips."""
@@ -157,4 +149,4 @@ def widening(mode: Widening | None) -> Iterator[None]:
 
 def _dtypes(values: Any) -> set[torch.dtype]:
     """The dtypes of all tensors among values."""
-    return {value.dtype for value in pytree.tree_leaves(values) if isinstance(value, Tensor)}
+    return {tensor.dtype for tensor in tensors_in(values)}

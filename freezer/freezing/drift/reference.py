@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from freezer.codec import frozen
 from freezer.compare import Magnitudes, distances
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
@@ -23,14 +23,18 @@ from freezer.freezing.drift.runs import (
     source_runner,
 )
 from freezer.freezing.drift.ties import FEW
-from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
+from freezer.freezing.models import (
+    RESET,
+    NamedTensors,
+    Outputs,
+    Subject,
+    same_each_time,
+    tensors_of,
+)
 from freezer.runtime.tensors import comparable, in_double, same_tensors, values_of
 
-_Outputs = list[list[Tensor]]
-"""Output tensors of every call."""
 
-
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Reference:
     """All calls of a subject.
 
@@ -49,21 +53,21 @@ class Reference:
         warnings: which outputs compare nothing.
     """
 
-    calls: tuple[Call, ...]
+    calls: Sequence[Call]
     stateful: bool
     deterministic: bool
     float64: bool
     note: str | None
-    scales: tuple[tuple[float, ...], ...]
-    runs: tuple[Run, ...] = ()
-    extremes: tuple[Extreme, ...] = ()
-    normal: tuple[Extreme, ...] = ()
-    warnings: tuple[str, ...] = ()
+    scales: Sequence[tuple[float, ...]]
+    runs: Sequence[Run] = ()
+    extremes: Sequence[Extreme] = ()
+    normal: Sequence[Extreme] = ()
+    warnings: Sequence[str] = ()
 
     @property
-    def singles(self) -> tuple[Call, ...]:
+    def singles(self) -> list[Call]:
         """The single calls, in the order of the subject's sets."""
-        return tuple(call for call in self.calls if call.kind == "single")
+        return [call for call in self.calls if call.kind == "single"]
 
 
 def run_reference(subject: Subject) -> Reference:
@@ -95,20 +99,20 @@ def run_reference(subject: Subject) -> Reference:
         calls.append(call)
     outputs = range(len(subject.outputs))
     return Reference(
-        calls=tuple(calls),
+        calls=calls,
         stateful=stateful,
         deterministic=deterministic,
         float64=float64,
         note=note,
         runs=runs,
-        scales=tuple(scales_of(calls, index, float64=float64) for index in outputs),
+        scales=[scales_of(calls, index, float64=float64) for index in outputs],
         extremes=extremes_of(subject, stateful) if deterministic else (),
         normal=normal_sets(subject, stateful) if deterministic else (),
-        warnings=tuple(_warnings(subject, eagers)),
+        warnings=list(_warnings(subject, eagers)),
     )
 
 
-def _warnings(subject: Subject, eagers: _Outputs) -> Iterator[str]:
+def _warnings(subject: Subject, eagers: Outputs) -> Iterator[str]:
     """Warn of outputs whose drift cannot show."""
     for index, output in enumerate(subject.outputs):
         reason = _shows_nothing([e[index] for e in eagers[: len(subject.sets)]])
@@ -138,10 +142,10 @@ def _fresh_runner(subject: Subject) -> Runner:
 
 
 def _noise(
-    eagers: _Outputs,
+    eagers: Outputs,
     rerun: Callable[[], Iterator[list[Tensor]]],
     num_reruns: int,
-) -> tuple[list[list[float]], tuple[Run, ...]]:
+) -> tuple[list[list[float]], list[Run]]:
     """For each call, by output, the largest rms difference of further runs from the first; and the
     elements to compare of every run.
 
@@ -165,7 +169,7 @@ def _noise(
         largest = max(noise[index] for noise in noises)
         for noise in noises:
             noise[index] = largest
-    return noises, tuple(runs)
+    return noises, runs
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
@@ -187,7 +191,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
-    def repeats(answer: list[Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    def repeats(answer: list[Tensor], tensors: NamedTensors) -> bool:
         """Whether a fresh copy gives an answer each time."""
         return same_each_time(lambda: _all_same(answer, _fresh_runner(subject).call(tensors)))
 
@@ -202,7 +206,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
 
 def _check_reset(
     subject: Subject,
-    eagers: _Outputs,
+    eagers: Outputs,
 ) -> None:
     """Compare eager's outputs after each reset with those of fresh copies.
 

@@ -4,8 +4,7 @@ eager with operands that change at random by a few units in the last place (see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.codec import encode
-from freezer.errors import JudgeError, first_line
+from freezer.codec import encode, frozen
+from freezer.errors import JudgeError, described, first_line
 from freezer.freezing.drift.drift_report import CallKind
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
-from freezer.freezing.models import RESET, Subject, call_source
+from freezer.freezing.models import RESET, Kwargs, NamedTensors, Outputs, Subject, call_source
 from freezer.runtime.input_sets import Draws
 from freezer.runtime.tensors import HALVES, comparable, flatten, in_double
 
@@ -30,11 +29,11 @@ ULPS = 8
 """Largest change of an operand in units of the last place, as a sum of many loses several; in half
 precision, which is summed in float32, it is one."""
 
-Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
+Rerun = Callable[[int], Outputs | None]
 """Outputs of eager in each call, with operands changed by a seed; None if it does not run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Runner:
     """One instance to compare.
 
@@ -43,11 +42,15 @@ class Runner:
         reset: the subject's reset method, if it has one.
     """
 
-    call: Callable[[Mapping[str, Tensor]], list[Tensor]]
+    call: Callable[[NamedTensors], list[Tensor]]
     reset: Callable[[], object] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+Fresh = Callable[[], Runner]
+"""Returns a runner in its initial state."""
+
+
+@frozen
 class Call:
     """The output tensors of one call by the reference, by eager, and by the candidate once it has
     run.
@@ -80,7 +83,7 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
 
 
 def run_calls(
-    fresh: Callable[[], Runner],
+    fresh: Fresh,
     subject: Subject,
     *,
     stateful: bool,
@@ -121,7 +124,7 @@ def source_runner(
 ) -> Runner:
     """A runner of a copy of the source model; in a mode its inputs become float64, too."""
 
-    def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def run(tensors: NamedTensors) -> list[Tensor]:
         given = {}
         for name, tensor in tensors.items():
             wide = mode is not None and comparable(tensor)
@@ -155,17 +158,16 @@ def _reset(
                 model.double()  # a reset may create buffers of the source's own dtype
     except Exception as error:
         raise JudgeError(
-            f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
-            code=RESET,
+            f"{subject.name}: {subject.reset}() raises {described(error)}", code=RESET
         ) from error
 
 
 def run_float64(
     subject: Subject,
-    eagers: Sequence[Sequence[Tensor]],
+    eagers: Outputs,
     *,
     stateful: bool,
-) -> tuple[list[list[Tensor]] | None, str | None]:
+) -> tuple[Outputs | None, str | None]:
     """The first calls in float64, as many as eager's, or None and why they cannot run."""
     inputs = [getattr(torch, spec.dtype) for spec in subject.spec.tensors]
     mode = Widening(own_dtype(subject.model, inputs))
@@ -201,7 +203,7 @@ def eager_reruns(
     def fresh(draws: Draws) -> Runner:
         runner = source_runner(subject.fresh(), subject)
 
-        def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        def call(tensors: NamedTensors) -> list[Tensor]:
             with _Changing(draws):
                 return runner.call(tensors)
 
@@ -210,7 +212,7 @@ def eager_reruns(
             reset=runner.reset,
         )
 
-    def rerun(seed: int) -> Sequence[Sequence[Tensor]] | None:
+    def rerun(seed: int) -> Outputs | None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
@@ -236,7 +238,7 @@ class _Changing(TorchDispatchMode):
         func: Any,
         types: Sequence[type],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Kwargs = None,
     ) -> Any:
         """Run an operator with changed operands, unless its result shares memory with one
         of them.

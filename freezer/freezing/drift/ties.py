@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.drift.runs import Call, Rerun
+from freezer.freezing.models import Outputs
 from freezer.runtime.tensors import comparable, in_double, same_tensors
 
 _NUM_RUNS = 32
@@ -143,7 +144,7 @@ class _Difference:
             if alike and other.set_index == call.set_index:
                 self._twins.append(number)
 
-    def explain(self, answers: Sequence[Sequence[Tensor]]) -> None:
+    def explain(self, answers: Outputs) -> None:
         """Remove the elements that a right candidate may answer so: with a step away from the
         reference.
 
@@ -186,7 +187,7 @@ def _explained(calls: Sequence[Call], differences: Sequence[_Difference], rerun:
     return not num_missing
 
 
-def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
+def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Outputs]:
     """Answers that a right candidate may give: eager's, the reference's, and those of the
     reruns.
     """

@@ -4,29 +4,26 @@ matched with the exported program by the names that converters keep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from freezer.freezing.explaining.values import GraphReference
-from freezer.freezing.lowering import known_names
+from freezer.freezing.explaining.values import GraphReference, NodeValues, Run
+from freezer.freezing.lowering import NodeNames, known_names
+from freezer.freezing.recipes import Settings
 from freezer.runtime.native import import_openvino, session_options
 
 if TYPE_CHECKING:
     from onnx import ModelProto
     from openvino import Model
 
-Run = tuple[list[Tensor], dict[str, Tensor]]
-"""Outputs of a run, and values by source node."""
-
 
 def run_onnx(
     model: ModelProto,
     source: GraphReference,
-    names: Mapping[str, str] | None,
-    settings: Mapping[str, Any],
+    names: NodeNames | None,
+    settings: Settings,
     *,
     optimize: bool,
 ) -> Run:
@@ -67,8 +64,8 @@ def run_onnx(
 def run_openvino(
     model: Model,
     source: GraphReference,
-    names: Mapping[str, str] | None,
-    settings: Mapping[str, Any],
+    names: NodeNames | None,
+    settings: Settings,
 ) -> Run:
     """Run an OpenVINO model; see `run_onnx`.
 
@@ -86,7 +83,7 @@ def run_openvino(
     return outputs, values if source.fails(outputs) else {}
 
 
-def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[str, str]) -> Run:
+def _called(model: Model, compiled: Any, source: GraphReference, names: NodeNames) -> Run:
     """Call a compiled model, and read those of its outputs that are the model's, or have names."""
     signature = list(source.signature_inputs)
     feeds = {}
@@ -105,9 +102,7 @@ def _called(model: Model, compiled: Any, source: GraphReference, names: Mapping[
     return tensors[: len(model.outputs)], _by_source(source, names, ordered)
 
 
-def _by_source(
-    source: GraphReference, names: Mapping[str, str], values: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _by_source(source: GraphReference, names: NodeNames, values: NodeValues) -> dict[str, Tensor]:
     """Values by source node: of several the last one of its shape."""
     found = {}
     for name, value in values.items():

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def explain_recipe(
     adapted = made_for(RECIPES[recipe], target.device_class.kind)
     with scratch_folder() as folder, torch.no_grad(), quiet("root"):
         first = graph_stage(CAPTURE, source.graph, source)
-        search.run(chain([first], stages_of(program, source, adapted, target, Path(folder))))
+        search.run(chain([first], stages_of(program, source, adapted, target, folder)))
         nodes = search.worst.scores(search.moved) if search.runs else ()
         if search.worst is first and search.fails:
             nodes = _capture_scores(subject, source, call.set_index)
@@ -207,7 +208,7 @@ def _program(subject: Subject, set_index: int) -> ExportedProgram:
     """The exported program of a subject for one input set."""
     input_set = subject.sets[set_index]
     if subject.scripted:
-        captured = Attempt(subject, dict(input_set.point) or None).capture("convert")
+        captured = Attempt(subject, input_set.point or None).capture("convert")
         program: ExportedProgram = captured.program
         return program
     return export_at(subject, input_set)
@@ -222,14 +223,13 @@ def _capture_scores(
     model = subject.fresh()
     results: dict[str, Tensor] = {}
 
-    def keep(path: str, value: object) -> None:
+    def keep(path: str, _: object, __: object, value: object) -> None:
         if isinstance(value, Tensor):
             results[path] = value.detach().clone()
 
     with contextlib.ExitStack() as hooks:
         for path, module in model.named_modules():
-            hook = module.register_forward_hook(lambda _, __, value, path=path: keep(path, value))
-            hooks.callback(hook.remove)
+            hooks.callback(module.register_forward_hook(partial(keep, path)).remove)
         call_source(model, subject.spec, subject.sets[set_index].cloned())
     last = {module_of(node): node for node in source.graph.graph.nodes if node.name in source.eager}
     scores: list[NodeScore] = []

@@ -5,7 +5,6 @@ which can be run, and gives values of its nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,18 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from freezer.artifact import NUMERICS, Error, NodeScore
+from freezer.codec import frozen
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (
-    Run,
     run_onnx,
     run_openvino,
 )
 from freezer.freezing.explaining.values import (
     GraphReference,
     NodeValues,
+    Run,
     error_of,
+    graph_of,
     matches,
     run_graph,
 )
@@ -48,7 +49,7 @@ computes something else than before.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stage:
     """A form of a model.
 
@@ -182,7 +183,7 @@ def _of_onnx(
 ) -> Iterator[Stage]:
     with decomposed(program) as made:
         model = to_onnx(program)
-    yield graph_stage("decomposition", _graph_of(made[-1]), source)
+    yield graph_stage("decomposition", graph_of(made[-1]), source)
     names = names_in(made)
     settings = recipe.settings
 
@@ -205,7 +206,7 @@ def _of_openvino(
     with decomposed(program) as made, torch.no_grad():
         model = to_openvino(program, openvino)
     names = names_in(made)
-    yield graph_stage("decomposition", _graph_of(made[-1]), source)
+    yield graph_stage("decomposition", graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:
         return run_openvino(model, source, names if in_full else None, recipe.settings)
@@ -229,9 +230,3 @@ def _of_torchscript(
 def _run_script(frozen: Any, source: GraphReference, _: bool) -> Run:
     """Run a frozen TorchScript module, whose operators have no names."""
     return list(frozen(*(tensor.clone() for tensor in source.inputs))), {}
-
-
-def _graph_of(program: ExportedProgram) -> GraphModule:
-    graph = program.module(check_guards=False)
-    assert isinstance(graph, GraphModule)
-    return graph

@@ -13,18 +13,21 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
-from freezer.compare import OutputError, Sums, distances, judge_rmse
+from freezer.compare import OutputError, distances, judge_rmse
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
 from freezer.freezing.lowering import forget_origins, origin_of
-from freezer.runtime.tensors import comparable, in_double, values_of
+from freezer.runtime.tensors import comparable, dtype_name, in_double, tensors_in, values_of
 
 ROUNDING = 3.0
 """Error ratio that other orders of the same operations may have: the default of the drift gate."""
 
 NodeValues = Mapping[str, Tensor]
 """Tensors by the name of their node in the source graph."""
+
+Run = tuple[list[Tensor], dict[str, Tensor]]
+"""Outputs of a run, and values by node."""
 
 
 class _Recorder(Interpreter):
@@ -57,7 +60,7 @@ def run_graph(
     graph: GraphModule,
     inputs: Sequence[Tensor],
     replaced: NodeValues | None = None,
-) -> tuple[list[Tensor], dict[str, Tensor]]:
+) -> Run:
     """Run a graph in Python.
 
     Args:
@@ -71,8 +74,7 @@ def run_graph(
     recorder = _Recorder(graph, replaced or {})
     with torch.no_grad():
         outputs = recorder.run(*(tensor.clone() for tensor in inputs))
-    flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    return [value.detach().clone() for value in flat if isinstance(value, Tensor)], recorder.values
+    return [value.detach().clone() for value in tensors_in(outputs)], recorder.values
 
 
 class GraphReference:
@@ -87,9 +89,7 @@ class GraphReference:
 
     def __init__(self, program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
         forget_origins(program.graph)
-        graph = program.module(check_guards=False)
-        assert isinstance(graph, GraphModule)
-        self.graph = graph
+        self.graph = graph = graph_of(program)
         self.inputs = list(inputs)
         self.signature_inputs = list(map(str, program.graph_signature.user_inputs))
         self._mode = Widening(own_dtype(graph, [tensor.dtype for tensor in inputs]))
@@ -100,7 +100,7 @@ class GraphReference:
         self.eager_outputs, self.eager = run_graph(graph, inputs)
         self.exact_outputs, self.exact = self._in_double({})
 
-    def _in_double(self, replaced: NodeValues) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _in_double(self, replaced: NodeValues) -> Run:
         wide = [in_double(each) if comparable(each) else each for each in self.inputs]
         with widening(self._mode):
             return run_graph(self._wide, wide, replaced)
@@ -163,6 +163,13 @@ class GraphReference:
         return [error_of(r, e, c) for r, e, c in answers]
 
 
+def graph_of(program: ExportedProgram) -> GraphModule:
+    """A program as a graph with its weights."""
+    graph = program.module(check_guards=False)
+    assert isinstance(graph, GraphModule)
+    return graph
+
+
 def score(node: Node, local: Error, accumulated: Error) -> NodeScore:
     """The score of a node of the exported program."""
     return NodeScore(
@@ -206,13 +213,13 @@ def error_of(
         return NO_ERROR if same else WRONG
     if not torch.equal(value.isfinite(), eager.isfinite()):
         return WRONG
-    native = _total(distances(values_of(in_double(exact)), values_of(in_double(eager))))
-    sums = _total(distances(values_of(in_double(expected)), values_of(in_double(value))))
+    [native] = distances(values_of(in_double(exact)), values_of(in_double(eager)))
+    [sums] = distances(values_of(in_double(expected)), values_of(in_double(value)))
     error = OutputError(
         rmse=sums.rmse,
         native_rmse=native.rmse,
         rms=sums.rms,
-        dtype=str(eager.dtype).removeprefix("torch."),
+        dtype=dtype_name(eager.dtype),
         num_elements=eager.numel(),
     )
     ratio, bound = judge_rmse(error, limit)
@@ -221,13 +228,6 @@ def error_of(
         ratio=min(ratio, MOST),
         excess=_quotient(sums.rmse, bound),
     )
-
-
-def _total(groups: Sequence[Sums]) -> Sums:
-    total = Sums()
-    for sums in groups:
-        total.include(sums)
-    return total
 
 
 def _quotient(error: float, unit: float) -> float:

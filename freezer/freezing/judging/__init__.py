@@ -10,7 +10,6 @@ from freezer.freezing.judging.session import (
     Session,
     TaskMetric,
     for_portable,
-    judging_conditions,
     open_session,
 )
 from freezer.freezing.judging.steps import judge
@@ -21,7 +20,7 @@ from freezer.freezing.judging.timed_cells import (
     with_figures,
 )
 from freezer.freezing.judging.trials import run_trial
-from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
+from freezer.freezing.judging.verdicts import over_footprint, ranked, refuse_contradicted
 
 __all__ = [
     "CAPTURED",
@@ -34,11 +33,11 @@ __all__ = [
     "confirm_inherited",
     "for_portable",
     "judge",
-    "judging_conditions",
     "kept_payloads",
     "open_session",
     "over_footprint",
     "point_figures",
+    "ranked",
     "refuse_contradicted",
     "run_trial",
     "time_further_threads",

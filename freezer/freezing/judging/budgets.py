@@ -5,13 +5,11 @@ search has seen. It never meets the drift gate of float32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from torch import Tensor
-
 from freezer.artifact import AccuracyRecord, Payload
-from freezer.freezing.drift import Extreme, misplaced, rms_of
+from freezer.codec import frozen
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import find_function
 from freezer.runtime.accuracy import CONFIDENCE
@@ -19,22 +17,14 @@ from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
 from freezer.runtime.input_sets import InputSet, resize
-from freezer.runtime.tensors import comparable, in_double, leaves_of, tensors_bytes
+from freezer.runtime.tensors import leaves_of, tensors_bytes
 from freezer.spec import METRIC
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Most that eager's answers may take to be kept in memory."""
 
-SHARES = {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.5}
-"""Error at extreme sets that passes, as a share of the output's root mean square: it still computes
-the same function, and the budget judges the rest."""
 
-_BEYOND = ("values ", "whole ")
-"""Starts of the names of sets far from real values, where what was calibrated ends: only NaN and
-Inf are judged."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Budget:
     """A budget, and eager's answers on the judged samples.
 
@@ -81,7 +71,7 @@ class Budget:
 
     def eager(self, sets: Sequence[InputSet]) -> Iterator[Any]:
         """Eager's answers, which are kept for the next candidate unless they are large."""
-        key = str([dict(inputs.point) for inputs in sets])
+        key = str([inputs.point for inputs in sets])
         if key in self._kept:
             yield from self._kept[key]
             return
@@ -109,27 +99,6 @@ def budget_of(subject: Subject, search_path: Sequence[str]) -> Budget | None:
     name = held_out.accuracy.metric
     metric = find_function(name, search_path) if name else None
     return Budget(subject=subject, held_out=held_out, metric=metric)
-
-
-def lower_problem(
-    extreme: Extreme, names: Sequence[str], answers: Sequence[Tensor], precision: str
-) -> str | None:
-    """What is wrong with the outputs of a lower precision at an extreme set; None if nothing is."""
-    share = SHARES[precision.partition("+")[0]]
-    for name, e, c in zip(names, extreme.eager, answers, strict=True):
-        problem = None
-        wide, right = in_double(c), in_double(e)
-        if c.shape != e.shape or c.dtype != e.dtype:
-            problem = f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
-        elif comparable(e) and misplaced(wide, right).any():
-            problem = "NaN or Inf at other places than eager's"
-        elif comparable(e) and not extreme.name.startswith(_BEYOND):
-            error, size = rms_of(wide - right), rms_of(right)
-            if error > share * size:
-                problem = f"an error of {error:.3g}, where the values are of {size:.3g}"
-        if problem:
-            return f"{extreme.name}: output {name!r}: {problem}"
-    return None
 
 
 def _fitting(inputs: InputSet, payload: Payload, subject: Subject) -> InputSet:

@@ -4,14 +4,15 @@ plain calls of the drift gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from freezer.freezing.drift import Extreme, copied
-from freezer.runtime.tensors import addresses_of, leaves_of, same_bytes
+from freezer.freezing.models import NamedTensors
+from freezer.runtime.tensors import addresses_of, cloned, leaves_of, same_bytes
 
 NUM_CALLS = 16
 """Calls after which a model that should keep no state must answer as at first."""
@@ -19,21 +20,15 @@ NUM_CALLS = 16
 Model = Callable[..., object]
 
 
-def calling_problem(
-    model: Model,
-    first: Extreme,
-    second: Extreme,
-    names: Sequence[str],
-) -> str | None:
+def calling_problem(model: Model, first: Extreme, second: Extreme) -> str | None:
     """What a model answers wrong in one of the ways; None if nothing.
 
     Args:
         model: an open candidate that keeps no state.
         first, second: two sets of inputs of one size, with eager's answers.
-        names: names of the outputs.
     """
     for extreme, way, answers in _tried(model, first, second):
-        problem = extreme.problem(names, [answer.cpu() for answer in answers])
+        problem = extreme.problem([answer.cpu() for answer in answers])
         if problem:
             return f"{way}: {problem}"
     return None
@@ -44,10 +39,10 @@ def _tried(
 ) -> Iterator[tuple[Extreme, str, list[Tensor]]]:
     """For each way, the inputs' eager answers, the way in words, and the model's answers."""
 
-    def call(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    def call(inputs: NamedTensors) -> list[Tensor]:
         return leaves_of(model(**inputs))
 
-    buffers = {name: tensor.clone() for name, tensor in first.inputs.items()}
+    buffers = cloned(first.inputs)
     kept = call(buffers)
     if not all(same_bytes(buffers[name], tensor) for name, tensor in first.inputs.items()):
         raise ValueError("a call writes into its inputs")
@@ -76,7 +71,7 @@ def _tried(
     yield first, f"after {NUM_CALLS} calls", answers
 
 
-def _moved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _moved(inputs: NamedTensors) -> dict[str, Tensor]:
     """The same inputs, each one element further in its memory."""
     moved = {}
     for name, tensor in inputs.items():

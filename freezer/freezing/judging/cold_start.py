@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from freezer.artifact import ColdStart, payload_at, payloads_for_threads
+from freezer.artifact import ColdStart
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
 from freezer.files import scratch_folder
@@ -29,6 +29,7 @@ from freezer.freezing.in_hand import take
 from freezer.freezing.judging import fresh_process
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
+from freezer.freezing.judging.timed_cells import deciding_alone
 from freezer.runtime.input_sets import distinct_at
 from freezer.runtime.tensor_files import save_tensors
 from freezer.timing import alone
@@ -98,11 +99,10 @@ def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.O
     it takes: engines keep memory for every size.
     """
     subject, point = session.subject, session.subject.points[0]
-    payload = payload_at(payloads_for_threads(candidate.payloads, session.num_threads), point)
-    assert payload is not None, "every recipe builds a payload for all sizes"
+    [payload] = deciding_alone(session, candidate).payloads
     example = distinct_at(subject.spec, subject.on_host.sets, point)[0]
     with scratch_folder() as folder:
-        inputs = Path(folder) / "inputs.safetensors"
+        inputs = folder / "inputs.safetensors"
         others = (given for given in subject.on_host.sets if payload.accepts(given.point))
         by_point = {tuple(given.point.values()): given for given in others}
         sets = [example, *list(by_point.values())[:MAX_SIZES]]

@@ -65,7 +65,7 @@ def time_again(session: Session, judgement: Judgement) -> Judgement:
     further = {again(name): blocks for name, blocks in second.samples_ms.items()}
     samples_ms = {**cell.sampling.samples_ms, **further}
     cell = replace(cell, sampling=replace(cell.sampling, samples_ms=samples_ms))
-    timed = with_figures(session, judgement, (cell, *others))
+    timed = with_figures(session, judgement, [cell, *others])
     return replace(timed, reason="; timed in two processes")
 
 
@@ -113,7 +113,7 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
     entrants = [deciding_alone(session, candidate) for candidate in candidates]
     call = partial(time_cell, subject, entrants, session.num_threads, subject.points[0], policy)
     with scratch_folder() as folder:
-        path = Path(folder, "call.pickle")
+        path = folder / "call.pickle"
         with path.open("wb") as file:
             _Pickler(file).dump(call)
         request, timeout_s = [str(path), str(root)], session.limits.timeout_s / 3

@@ -10,18 +10,17 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from freezer.artifact import ColdStart, Payload
-from freezer.codec import decode, encode
+from freezer.codec import JsonView, decode, encode, frozen
 from freezer.hardware import peak_bytes
 from freezer.spec import InputSpec, bind
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Opening:
     """What the fresh process opens and calls.
 
@@ -35,7 +34,7 @@ class Opening:
 
     folder: Path
     payload: Payload
-    settings: Mapping[str, Any]
+    settings: JsonView
     spec: InputSpec
     num_threads: int
     inputs: Path

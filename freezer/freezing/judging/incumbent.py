@@ -14,8 +14,6 @@ from freezer.artifact import (
     Manifest,
     Payload,
     PreviousRecord,
-    SpeedChange,
-    payload_at,
     payloads_for_threads,
     regression_kind,
 )
@@ -24,6 +22,7 @@ from freezer.freezing.in_hand import PREVIOUS
 from freezer.freezing.judging.cold_start import with_memory
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.session import Session
+from freezer.freezing.judging.timed_cells import deciding_alone
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import ALIKE, over_limit
 from freezer.freezing.recipes import EAGER
@@ -52,12 +51,11 @@ def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
     if record.problem:
         return replace(judgement, previous=record)
     payloads = payloads_for_threads(manifest.payloads, session.num_threads)
-    deciding = payload_at(payloads, session.subject.points[0])
-    assert deciding is not None, "an artifact serves all sizes"
+    old = Trial(candidate=_as_candidate(incumbent, payloads))
+    [deciding] = deciding_alone(session, old.candidate).payloads
     for trial in judgement.trials:
         if deciding.digest in [payload.digest for payload in trial.candidate.payloads]:
             return judgement
-    old = Trial(candidate=_as_candidate(incumbent, payloads))
     if record.same_weights:
         old = run_trial(session, old.candidate)
         if old.problem is not None:
@@ -94,13 +92,9 @@ def _as_candidate(incumbent: Incumbent, payloads: tuple[Payload, ...]) -> Candid
         lowering=manifest.recipe.lowering,
         capture=manifest.recipe.capture,
         settings=manifest.recipe.settings,
-        tried=(),
         payloads=payloads,
-        reports={},
-        warnings=(),
         toolchain=manifest.toolchain,
         weights=str(manifest.provenance.get("weights")),
-        build_s=0.0,
         preserve=manifest.recipe.preserve,
         precision=manifest.recipe.precision,
     )
@@ -161,14 +155,9 @@ def _worse(
             return f", with {size / 1e6:.1f} MB instead of {before / 1e6:.1f}"
         if before > ALIKE * size:
             return None
-    speed = SpeedChange(
-        value=faster.value,
-        low=faster.low,
-        high=faster.high,
-    )
     error_ratio = new.measured.drift.error_ratio if new else None
     ratio_before = record.error_ratio if old.candidate.precision == FLOAT32 else None
-    worse = regression_kind(speed, ratio_before, error_ratio)
+    worse = regression_kind(faster, ratio_before, error_ratio)
     if worse == "drifted" and new and new.candidate.precision != FLOAT32:
         return f", and it computes in {new.candidate.precision} instead of {FLOAT32}"
     if worse == "drifted":

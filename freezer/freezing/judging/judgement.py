@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,17 +17,17 @@ from freezer.artifact import (
     LatencyRecord,
     Manifest,
     Measured,
-    MeasuredDrift,
     MeasuredLatency,
     PointFigures,
     PreviousRecord,
     Tradeoff,
     place_text,
 )
+from freezer.codec import frozen
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.drift import STRIDES, Call, DriftReport, Reference
+from freezer.freezing.drift import STRIDES, Call, DriftReport
 from freezer.freezing.recipes import KEPT_EAGER
-from freezer.spec import SamplingPolicy, Timing
+from freezer.spec import Point, SamplingPolicy, Timing
 from freezer.timing import Sampling, Speedup, over_processes, speedup
 
 Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
@@ -48,7 +48,7 @@ def again(entrant: str) -> str:
     return f"{entrant}, second process"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Trial:
     """Result of one candidate. Figures are None if they were not measured.
 
@@ -70,9 +70,9 @@ class Trial:
 
     candidate: Candidate
     problem: str | None = None
-    drift: DriftReport | None = None
+    drift: DriftReport = DriftReport()
     accuracy: AccuracyRecord | None = None
-    ties: tuple[Call, ...] = ()
+    ties: Sequence[Call] = ()
     latency_ms: MeasuredLatency = UNMEASURED.latency_ms
     speedup: Speedup | None = None
     cold_start: ColdStart | None = None
@@ -89,11 +89,11 @@ class Trial:
     @property
     def measured(self) -> Measured:
         """Speed and drift, as records have them."""
-        faster, drift = self.speedup, self.drift
+        faster = self.speedup
         return Measured(
             speedup=faster.value if faster else None,
             speedup_ci=(faster.low, faster.high) if faster else None,
-            drift=MeasuredDrift(**drift.summary()) if drift else UNMEASURED.drift,
+            drift=self.drift.measured,
             latency_ms=self.latency_ms,
         )
 
@@ -102,7 +102,7 @@ class Trial:
         """Whether every output had eager's strides in every call, in dims of more than one element;
         None if not compared.
         """
-        rows = self.drift.rows if self.drift else ()
+        rows = self.drift.rows
         return not any((row.problem or "").startswith(STRIDES) for row in rows) if rows else None
 
     def without_payloads(self, dropped: Sequence[Dropped]) -> Trial:
@@ -110,7 +110,7 @@ class Trial:
         return replace(self, dropped=(*self.dropped, *dropped))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Cell:
     """Latency samples at one thread count and point.
 
@@ -121,7 +121,7 @@ class Cell:
     """
 
     num_threads: int
-    point: Mapping[str, int]
+    point: Point
     sampling: Sampling
     payloads: Mapping[str, str]
 
@@ -154,7 +154,7 @@ class Cell:
         return place_text(self.num_threads, self.point)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Incumbent:
     """The artifact that serves the device class now.
 
@@ -171,14 +171,13 @@ class Incumbent:
     problem: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Judgement:
     """The verdict of one model and device class, with its evidence. Each step adds its part.
 
     Attributes:
         reason: one sentence for people.
         trials: one for each candidate.
-        reference: outputs of eager that the trials were compared with.
         winner: the trial to publish; None unless published, or unstable and something serves.
         best: the trial that came nearest; its figures are shown if nothing is published.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
@@ -194,13 +193,12 @@ class Judgement:
             needs torch alone (payload_sets).
     """
 
-    trials: tuple[Trial, ...]
-    reference: Reference
+    trials: Sequence[Trial]
     verdict: Verdict = "failed"
     reason: str = ""
     winner: Trial | None = None
     best: Trial | None = None
-    cells: tuple[Cell, ...] = ()
+    cells: Sequence[Cell] = ()
     eager_ms: Mapping[str, float | None] = field(default_factory=dict)
     task_metric: float | None = None
     pareto: tuple[Tradeoff, ...] = ()
@@ -223,11 +221,11 @@ class Judgement:
     def with_passing(self, change: Callable[[Trial], Trial]) -> Judgement:
         """The judgement with the passing trials changed."""
         trials = [trial if trial.problem is not None else change(trial) for trial in self.trials]
-        return replace(self, trials=tuple(trials))
+        return replace(self, trials=trials)
 
     def with_winner(self, winner: Trial, *, text: str = "") -> Judgement:
         """The judgement with another trial of its winner, and more text in its reason."""
-        trials = tuple(winner if trial is self.winner else trial for trial in self.trials)
+        trials = [winner if trial is self.winner else trial for trial in self.trials]
         reason = f"{self.reason}; {text}" if text else self.reason
         return replace(
             self,
@@ -239,15 +237,10 @@ class Judgement:
 
     def with_cells(self, cells: Sequence[Cell]) -> Judgement:
         """The judgement with further cells."""
-        return replace(self, cells=(*self.cells, *cells))
+        return replace(self, cells=[*self.cells, *cells])
 
 
-def percentiles_of(sampling: Sampling, entrant: str, policy: SamplingPolicy) -> MeasuredLatency:
-    """Percentiles of an entrant that records have."""
-    values = sampling.percentiles(entrant, policy)
-    return MeasuredLatency(
-        p50=values.get("p50"),
-        p90=values.get("p90"),
-        p95=values.get("p95"),
-        p99=values.get("p99"),
-    )
+def recorded(percentiles: Mapping[str, float | None]) -> MeasuredLatency:
+    """The percentiles that records have."""
+    names = ("p50", "p90", "p95", "p99")
+    return MeasuredLatency(**{name: percentiles.get(name) for name in names})

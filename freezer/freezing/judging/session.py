@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freezer.codec import frozen
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.judging.budgets import Budget, budget_of
 from freezer.freezing.models import Subject, to_device
-from freezer.freezing.target import Target, target_here
+from freezer.freezing.target import Target, target_here, working_conditions
 from freezer.hardware import PORTABLE, this_host
-from freezer.runtime.devices import current
-from freezer.runtime.torch_settings import plain_precision, threads
-from freezer.spec import Limits, Objective, SamplingPolicy
+from freezer.spec import Limits, Objective, Point, SamplingPolicy
 from freezer.timing import policy_for
 
 TaskMetric = Callable[[Callable[..., Any]], float]
 """Measure the quality of a callable model; larger is better."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Session:
     """What the steps of a judgement share.
 
@@ -66,7 +64,7 @@ class Session:
         return self.target.num_threads
 
     @property
-    def further_sizes(self) -> tuple[Mapping[str, int], ...]:
+    def further_sizes(self) -> tuple[Point, ...]:
         """The middle and the largest sizes, beside the points."""
         return self.subject.spec.further_sizes(self.subject.points)
 
@@ -101,7 +99,7 @@ def open_session(
     timed = not this_host().emulated
     limits = limits if timed else replace(limits, memory_mb_max=None)
     subject = to_device(subject, target.device)
-    with judging_conditions(target):
+    with working_conditions(target):
         reference = run_reference(subject)
     return Session(
         subject=subject,
@@ -136,10 +134,3 @@ def for_portable(
         on_drift_alone=True,
         budget=None,
     )
-
-
-@contextmanager
-def judging_conditions(target: Target) -> Iterator[None]:
-    """Threads, precision and device of everything that is measured for a target."""
-    with threads(target.num_threads), plain_precision(target.device), current(target.device):
-        yield

@@ -27,11 +27,12 @@ from freezer.freezing.judging.finalists import time_again
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import point_figures
-from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
+from freezer.freezing.judging.session import Session, TaskMetric
 from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
 from freezer.freezing.judging.trials import apply_gate, run_trial, sharing_budget
 from freezer.freezing.judging.verdicts import decide, refuse_contradicted, serve_unmeasured
 from freezer.freezing.recipes import RECIPES
+from freezer.freezing.target import working_conditions
 from freezer.runtime.devices import called_on
 
 logger = logging.getLogger("coldpress")
@@ -71,11 +72,11 @@ def explain_rejected(session: Session, judgement: Judgement) -> Judgement:
     gate takes its place.
     """
     trials = [_explained(session, trial) for trial in judgement.trials]
-    return replace(judgement, trials=tuple(trials))
+    return replace(judgement, trials=trials)
 
 
 def _explained(session: Session, trial: Trial) -> Trial:
-    if trial.drift is None or trial.drift.passed:
+    if trial.drift.passed:
         return trial
     explanation = explain_drift(
         session.subject,
@@ -166,14 +167,10 @@ def judge(
                 code="CP-WEIGHTS-DIFFER",
             )
     session = sharing_budget(session, candidates)
-    trials = tuple(Trial(candidate=candidate) for candidate in candidates)
-    judgement = Judgement(
-        trials=trials,
-        reference=session.reference,
-        incumbent=incumbent,
-    )
+    trials = [Trial(candidate=candidate) for candidate in candidates]
+    judgement = Judgement(trials=trials, incumbent=incumbent)
     names = ", ".join(candidate.recipe for candidate in candidates)
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         for step in STEPS:
             if not session.timed and step in TIMING:
                 continue

@@ -13,21 +13,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.in_hand import take
-from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, percentiles_of
+from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, recorded
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
-from freezer.freezing.judging.session import Session, judging_conditions
+from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.verdicts import could_win
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
+from freezer.freezing.target import working_conditions
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import distinct_at, on_device
 from freezer.runtime.torch_settings import threads
-from freezer.spec import SamplingPolicy, bind, timing_of
+from freezer.spec import Point, SamplingPolicy, bind, timing_of
 from freezer.timing import Rivals, Sampling, meter_of, sample
 
 _Call = Callable[[], object]
@@ -59,7 +59,7 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
     return with_figures(session, judgement.with_passing(kept), cells)
 
 
-def with_figures(session: Session, judgement: Judgement, cells: tuple[Cell, ...]) -> Judgement:
+def with_figures(session: Session, judgement: Judgement, cells: Sequence[Cell]) -> Judgement:
     """The judgement with cells, and with latencies and speedups of all trials that they timed."""
     policy, timing, num = session.policy, timing_of(session.objective), len(judgement.passing)
     deciding = cells[0]
@@ -67,7 +67,7 @@ def with_figures(session: Session, judgement: Judgement, cells: tuple[Cell, ...]
     def timed(trial: Trial) -> Trial:
         return replace(
             trial,
-            latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
+            latency_ms=recorded(deciding.sampling.percentiles(trial.recipe, policy)),
             speedup=deciding.faster(trial.recipe, EAGER, num, policy, timing),
             points=tuple(point_figures(trial.candidate, cells, policy, num)),
         )
@@ -80,7 +80,7 @@ def with_figures(session: Session, judgement: Judgement, cells: tuple[Cell, ...]
     )
 
 
-def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
+def _time_points(session: Session, judgement: Judgement) -> list[Cell]:
     """Time all entrants at the deciding point, and the candidates at the others.
 
     At the deciding point, candidates that are clearly slower than another are not timed to the end;
@@ -104,7 +104,7 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     stopped = first.sampling.stopped
     to_the_end = [each for each in candidates if not stopped(each.recipe)]
     further = [time_cell(session.subject, to_the_end, threads, at, further_policy) for at in points]
-    return first, *further
+    return [first, *further]
 
 
 def deciding_alone(session: Session, candidate: Candidate) -> Candidate:
@@ -133,8 +133,8 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
 
 
 def time_sizes(
-    session: Session, candidates: Sequence[Candidate], sizes: Sequence[Mapping[str, int]]
-) -> tuple[Cell, ...]:
+    session: Session, candidates: Sequence[Candidate], sizes: Sequence[Point]
+) -> list[Cell]:
     """Time eager and candidates at sizes.
 
     A size at which the least number of rounds takes longer than twice the time limit is not
@@ -142,28 +142,21 @@ def time_sizes(
     """
     _, policy = shares(session)
     threads, most_s = session.num_threads, 2 * session.policy.time_limit_s
-    return tuple(
-        time_cell(
-            session.subject,
-            candidates,
-            threads,
-            size,
-            policy,
-            most_s=most_s,
-        )
+    return [
+        time_cell(session.subject, candidates, threads, size, policy, most_s=most_s)
         for size in sizes
-    )
+    ]
 
 
 def time_further_threads(
     session: Session, winner: Candidate, thread_counts: Sequence[int]
-) -> tuple[Cell, ...]:
+) -> list[Cell]:
     """Time eager and the winner at every point with further thread counts that it has payloads
     for.
     """
     places = list(itertools.product(thread_counts, session.subject.points))
     policy = _share_of(session.policy, len(places))
-    return tuple(time_cell(session.subject, [winner], count, at, policy) for count, at in places)
+    return [time_cell(session.subject, [winner], count, at, policy) for count, at in places]
 
 
 def confirm_inherited(session: Session, judgement: Judgement) -> tuple[Judgement, str]:
@@ -178,10 +171,10 @@ def confirm_inherited(session: Session, judgement: Judgement) -> tuple[Judgement
     assert winner.speedup is not None, "it inherits a speed"
     policy = replace(session.policy, time_limit_s=BRIEF_S, warmup_s=_LEAST_S)
     entrant = deciding_alone(session, winner.candidate)
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         cell = time_cell(session.subject, [entrant], session.num_threads, point, policy)
     faster = cell.faster(winner.recipe, EAGER, 1, policy, timing_of(session.objective))
-    if faster is None or faster.clock == "disturbed" or not cell.sampling.stable:
+    if faster is None or faster.clock == "disturbed":
         return judgement, ""
     if faster.high < CONFIRMED * winner.speedup.low:
         return (
@@ -220,7 +213,7 @@ def time_cell(
     subject: Subject,
     candidates: Sequence[Candidate],
     num_threads: int,
-    point: Mapping[str, int],
+    point: Point,
     policy: SamplingPolicy,
     *,
     most_s: float | None = None,
@@ -252,7 +245,7 @@ def time_cell(
 
 def _time_at(
     subject: Subject,
-    point: Mapping[str, int],
+    point: Point,
     candidates: Mapping[str, FrozenModel],
     policy: SamplingPolicy,
     most_s: float | None,
@@ -263,13 +256,13 @@ def _time_at(
 
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
-    eager = _fresh_eager(subject)
+    eager = subject.fresh()
     calls = _calls(subject, point, {EAGER: partial(without_grad, eager), **candidates})
     resets: dict[str, _Call] = {}
     if subject.reset is not None:
         resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
         resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
-    activity = f"timing {dict(point)}"
+    activity = f"timing {point}"
     begin = {name: partial(_begin, name, activity, resets.get(name)) for name in calls}
     with meter_of(subject.device, policy) as meter:
         if most_s is not None:
@@ -304,16 +297,6 @@ def _round_s(calls: Mapping[str, Sequence[_Call]], timed_ms: Callable[[_Call], f
     return round_s
 
 
-def _fresh_eager(subject: Subject) -> nn.Module:
-    """A copy of the model in its initial state."""
-    eager = subject.fresh()
-    for part in eager.modules():
-        if isinstance(part, nn.RNNBase):
-            # on a GPU, calls of a copy would flatten its weights each time
-            part.flatten_parameters()
-    return eager
-
-
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without gradients, as a frozen model is called."""
     with torch.no_grad():
@@ -321,7 +304,7 @@ def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _calls(
-    subject: Subject, point: Mapping[str, int], models: Mapping[str, Callable[..., object]]
+    subject: Subject, point: Point, models: Mapping[str, Callable[..., object]]
 ) -> dict[str, list[_Call]]:
     """The calls of each entrant at a point, with its own copies of the inputs, bound before
     timing.

@@ -5,7 +5,7 @@ drift gate.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from freezer.freezing.drift import (
     DriftReport,
     DriftRow,
     Extreme,
+    Fresh,
     Gate,
     Runner,
     assess,
@@ -38,13 +39,13 @@ from freezer.freezing.drift import (
     run_calls,
     sampled,
 )
-from freezer.freezing.judging.budgets import lower_problem, worst
+from freezer.freezing.judging.budgets import Budget, worst
 from freezer.freezing.judging.calling import calling_problem
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
-from freezer.freezing.models import Subject, baked_in
+from freezer.freezing.models import NamedTensors, Outputs, Subject, baked_in
 from freezer.freezing.target import check_unlimited
-from freezer.runtime.tensors import comparable, leaves_of
+from freezer.runtime.tensors import cloned, comparable, leaves_of
 from freezer.runtime.torch_settings import threads
 from freezer.spec import FLOAT32
 
@@ -73,7 +74,9 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
 def _judged(session: Session, candidate: Candidate) -> Trial:
     if candidate.lowering in ENGINES:  # it may have been built on another machine
         check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
-    if is_lower(session, candidate):
+    if candidate.precision == FLOAT32:
+        session = replace(session, budget=None)
+    if session.budget is not None:
         session = replace(session, gate=STRUCTURE_ALONE)
     rows: list[DriftRow] = []
     ties: list[Sequence[Call]] = []
@@ -81,20 +84,21 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
     for num_threads, payloads in _ways_to_serve(session, candidate):
         fresh = partial(_runner, session.subject, candidate, payloads)
         with threads(num_threads):
-            judged, calls, outputs = _run(session, candidate, fresh)
+            judged, calls, outputs = _run(session, fresh)
             if outputs and not (random or any(row.problem for row in judged)):
                 random = _random_problem(session, fresh, outputs)
         ties.append(calls)
         for row in judged:
             payload = payload_at(payloads, session.subject.sets[row.set_index].point)
             path = payload.path if payload else ""
-            rows.append(replace(row, num_threads=num_threads, payload=path))
+            recipe = candidate.recipe
+            rows.append(replace(row, recipe=recipe, num_threads=num_threads, payload=path))
     drift = report(rows, session.gate)
-    problem = random if drift.passed else drift.nearest_miss
+    problem = drift.nearest_miss or random
     warnings = [*session.reference.warnings, *_tie_warnings(drift)]
     accuracy = None
-    if problem is None and is_lower(session, candidate):
-        accuracy, problem = _accuracy(session, candidate)
+    if problem is None and session.budget is not None:
+        accuracy, problem = _accuracy(session, session.budget, candidate)
     if problem is None:
         problem, lost = _at_extremes(session, candidate)
         warnings += lost
@@ -103,7 +107,7 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
         drift=drift,
         accuracy=accuracy,
         problem=problem,
-        ties=tuple(ties[0]) if ties else (),
+        ties=ties[0] if ties else (),
     )
 
 
@@ -111,23 +115,19 @@ STRUCTURE_ALONE = Gate(error_ratio_max=1e30, float64=True)
 """The gate of a lower precision, whose errors its budget judges."""
 
 
-def is_lower(session: Session, candidate: Candidate) -> bool:
-    """Whether a candidate is judged by a budget: it has a lower precision, which has consent."""
-    return candidate.precision != FLOAT32 and session.budget is not None
-
-
-def _accuracy(session: Session, candidate: Candidate) -> tuple[AccuracyRecord | None, str | None]:
+def _accuracy(
+    session: Session, budget: Budget, candidate: Candidate
+) -> tuple[AccuracyRecord | None, str | None]:
     """Judge each payload of a candidate by the budget; return the worst record, and the first
     problem.
     """
-    assert session.budget is not None, "the candidate is judged by it"
     if not session.reference.deterministic or session.reference.stateful:
         return None, "the model draws random numbers or keeps state; no budget can judge it"
     records = []
     for payload in candidate.payloads:
         with threads(payload.num_threads or session.num_threads):
             model = candidate.open(session.subject, [payload])
-            record, problem = session.budget.judge(model, payload, candidate.precision)
+            record, problem = budget.judge(model, payload, candidate.precision)
         if problem:
             where = f"{payload.path}: " if len(candidate.payloads) > 1 else ""
             return record, where + problem
@@ -139,15 +139,14 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
     """What a candidate answers wrong at extreme inputs, or in other ways to call it; or else where
     it loses NaN and Inf, which is a problem if the limits say so.
     """
-    reference, names = session.reference, session.output_names
-    precision = candidate.precision if is_lower(session, candidate) else FLOAT32
+    reference = session.reference
+    precision = candidate.precision if session.budget else FLOAT32
     num_threads, payloads = next(_ways_to_serve(session, candidate))
     fresh = partial(_runner, session.subject, candidate, payloads)
     lost: list[str] = []
     with threads(num_threads):
         runner = fresh()
         for extreme in reference.extremes:
-            problem = None
             runner = fresh() if reference.stateful else runner
             try:
                 answers = copied(runner.call(extreme.inputs))
@@ -155,19 +154,15 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
                 raised = sentence(error, "run")
                 return f"{extreme.name}: {raised}", []
             if extreme.missing:
-                lost += filter(None, [extreme.lost(names, answers)])
-            elif precision != FLOAT32:
-                problem = lower_problem(extreme, names, answers, precision)
-            else:
-                problem = extreme.problem(names, answers)
-            if problem:
+                lost += filter(None, [extreme.lost(answers)])
+            elif problem := extreme.problem(answers, precision):
                 return problem, []
         if len(reference.normal) == 2 and not reference.stateful:
             first, second = reference.normal
             if precision != FLOAT32:
                 first, second = _as_alone(first, runner), _as_alone(second, runner)
             model = candidate.open(session.subject, payloads)
-            if problem := calling_problem(model, first, second, names):
+            if problem := calling_problem(model, first, second):
                 return problem, []
     if lost and session.limits.nan == "keep":
         return f"{lost[0]}; limits.nan is keep", []
@@ -191,9 +186,7 @@ def _tie_warnings(drift: DriftReport) -> list[str]:
     ]
 
 
-def _run(
-    session: Session, candidate: Candidate, fresh: Callable[[], Runner]
-) -> tuple[list[DriftRow], Sequence[Call], list[list[Tensor]]]:
+def _run(session: Session, fresh: Fresh) -> tuple[list[DriftRow], Sequence[Call], Outputs]:
     """Run a candidate, and compare its outputs with the reference.
 
     Returns:
@@ -212,21 +205,16 @@ def _run(
             if not reference.deterministic:
                 outputs.append(leaves)
             noise = call.noise_rmse
-            if is_lower(session, candidate):  # whose integers may differ within the budget
-                noise = _with_integers(call)
+            if session.budget:  # within which integers and bools may differ
+                pairs = zip(call.noise_rmse, call.eager, strict=True)
+                noise = [rmse if comparable(eager) else 1.0 for rmse, eager in pairs]
             yield replace(call, candidate=leaves, noise_rmse=noise)
 
-    rows = assess(candidate.recipe, session.output_names, calls(), session.gate, reference.scales)
-    exact = not is_lower(session, candidate)
+    rows = assess(session.output_names, calls(), session.gate, reference.scales)
+    exact = session.budget is None
     if exact and reference.deterministic and any(row.problem for row in rows):
         return *_without_ties(session, rows, list(calls())), []
     return rows, (), outputs
-
-
-def _with_integers(call: Call) -> list[float]:
-    """The noise of a call in which integers and bools may differ."""
-    pairs = zip(call.noise_rmse, call.eager, strict=True)
-    return [rmse if comparable(eager) else 1.0 for rmse, eager in pairs]
 
 
 def _without_ties(
@@ -251,7 +239,7 @@ def _without_ties(
         if settled is None:
             continue
         calls, ties = settled
-        judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
+        judged = assess(names, calls, session.gate, reference.scales)
         if any(row.problem for row in judged):
             continue
         for call, masks in enumerate(ties):
@@ -284,9 +272,8 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
     """A newly opened instance of a candidate."""
     model = candidate.open(subject, payloads)
 
-    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return [tensor.cpu() for tensor in leaves_of(model(**copies))]
+    def call(tensors: NamedTensors) -> list[Tensor]:
+        return [tensor.cpu() for tensor in leaves_of(model(**cloned(tensors)))]
 
     return Runner(
         call=call,
@@ -294,9 +281,7 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
     )
 
 
-def _random_problem(
-    session: Session, fresh: Callable[[], Runner], outputs: list[list[Tensor]]
-) -> str | None:
+def _random_problem(session: Session, fresh: Fresh, outputs: Outputs) -> str | None:
     """Detect constants in place of a model's random numbers, and other distributions; return the
     problem or None.
     """

@@ -11,9 +11,9 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
-from freezer.artifact import LatencyRecord, Manifest, MeasuredLatency, Tradeoff, num_items
+from freezer.artifact import LatencyRecord, Manifest, Tradeoff, num_items
 from freezer.freezing.candidates import architecture_digest
-from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again
+from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again, recorded
 from freezer.freezing.judging.session import Session
 from freezer.freezing.recipes import EAGER, RECIPES, is_exact
 from freezer.hardware import this_host
@@ -277,11 +277,7 @@ def _inheriting(judgement: Judgement, trial: Trial, speed: LatencyRecord) -> Jud
     assert speed.speedup is not None, "the speed was measured"
     low, high = speed.speedup_ci or (speed.speedup, speed.speedup)
     faster = Speedup(value=speed.speedup, low=low, high=high, clock="inherited")
-    timed = replace(
-        trial,
-        speedup=faster,
-        latency_ms=MeasuredLatency(**{name: speed.ms.get(name) for name in ("p50", "p90", "p99")}),
-    )
+    timed = replace(trial, speedup=faster, latency_ms=recorded(speed.ms))
     text = (
         f"{trial.recipe} serves: it passed the drift gate, and was {faster} times as fast as eager"
         f" in version {speed.inherited} of the same architecture"
@@ -292,9 +288,7 @@ def _inheriting(judgement: Judgement, trial: Trial, speed: LatencyRecord) -> Jud
 
 def _with_best_estimate(session: Session, judgement: Judgement, trials: list[Trial]) -> Judgement:
     """The judgement with the fastest trial by all rounds as its winner, if that is fast enough."""
-    sampling = judgement.sampling
-    assert sampling is not None, "passing trials were timed"
-    estimates_ms = sampling.estimates_ms
+    estimates_ms = judgement.cells[0].sampling.estimates_ms
     best = min(trials, key=lambda trial: estimates_ms[trial.recipe])
     estimate = estimates_ms[EAGER] / estimates_ms[best.recipe]
     if estimate <= session.limits.speedup_min:

@@ -18,6 +18,7 @@ from freezer.freezing.lowering import (
     torchscript_files,
 )
 from freezer.freezing.lowering.exported_programs import (
+    NodeNames,
     decomposed,
     forget_origins,
     known_names,
@@ -31,7 +32,13 @@ from freezer.freezing.lowering.inductor.passes import (
     passes_of,
     run_with_outputs,
 )
-from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
+from freezer.freezing.lowering.lowered import (
+    Lowered,
+    Phases,
+    captured_texts,
+    check_operators,
+    timed,
+)
 from freezer.freezing.lowering.onnx_runtime import optimized, to_onnx
 from freezer.freezing.lowering.open_vino import int8_model, to_openvino
 from freezer.freezing.recipes import Settings
@@ -39,6 +46,8 @@ from freezer.freezing.target import Target
 
 __all__ = [
     "LOWERINGS",
+    "NodeNames",
+    "Phases",
     "captured_texts",
     "check_operators",
     "compiler_problem",

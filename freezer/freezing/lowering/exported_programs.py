@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
-from freezer.errors import BuildError
+from freezer.errors import BuildError, described
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.lowered import Lowered, fx_operators
 from freezer.freezing.recipes import Settings
@@ -27,6 +27,9 @@ from freezer.runtime.tensors import identity_of, tensors_bytes
 
 SUFFIX = ".pt2"
 
+NodeNames = Mapping[str, str]
+"""Source node by name of a value."""
+
 
 def report_before(captured: Captured) -> FreezingReport:
     """The operators and weights of a captured program.
@@ -35,10 +38,8 @@ def report_before(captured: Captured) -> FreezingReport:
     """
     program = captured.program
     names = [*program.graph_signature.parameters, *program.graph_signature.buffers]
-    tensors = [
-        program.state_dict[name] if name in program.state_dict else program.constants[name]
-        for name in names
-    ]
+    known = {**program.constants, **program.state_dict}
+    tensors = [known[name] for name in names]
     return FreezingReport(
         ops_before=fx_operators(program.graph_module),
         num_constants=len(set(map(identity_of, tensors))),
@@ -64,7 +65,7 @@ def build(
     try:
         torch.export.save(program, str(path))
     except Exception as error:
-        raise BuildError(f"torch.export.save: {type(error).__name__}: {error}") from error
+        raise BuildError(f"torch.export.save: {described(error)}") from error
     ops = dict(fx_operators(captured.program.graph_module))
     report = FreezingReport(
         ops_before=ops,
@@ -81,7 +82,7 @@ def build(
     return Lowered(report=report)
 
 
-def check_real(program: ExportedProgram, engine: str) -> None:
+def check_real(program: ExportedProgram) -> None:
     """Reject a program with complex inputs or outputs.
 
     Raises:
@@ -91,8 +92,8 @@ def check_real(program: ExportedProgram, engine: str) -> None:
     names = [*signature.user_inputs, *signature.user_outputs]
     if any(value.is_complex() for value in values_named(program, names)):
         raise BuildError(
-            f"{engine}: an input or output is complex, which the engine lacks; use"
-            " torch.view_as_real outside the model"
+            "an input or output is complex, which the engine lacks; use torch.view_as_real outside"
+            " the model"
         )
 
 
@@ -162,13 +163,13 @@ def decomposed(program: ExportedProgram) -> Iterator[list[ExportedProgram]]:
         yield made
 
 
-def names_in(made: Sequence[ExportedProgram]) -> dict[str, str]:
+def names_in(made: Sequence[ExportedProgram]) -> NodeNames:
     """The source node of each node of the last of some decomposed programs."""
     origins = {node.name: origin_of(node) for node in made[-1].graph.nodes}
     return {name: origin for name, origin in origins.items() if origin is not None}
 
 
-def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
+def known_names(port: Any, names: NodeNames) -> list[str]:
     """The names of a port of OpenVINO that are those of nodes, without the index that it adds."""
     plain = [name.partition(":")[0] for name in port.get_names()]
     return [name for name in plain if name in names]
@@ -177,7 +178,7 @@ def known_names(port: Any, names: Mapping[str, str]) -> list[str]:
 def operators_computing(
     nodes: Collection[str],
     operators: Sequence[tuple[str, Sequence[str], Sequence[str]]],
-    names: Mapping[str, str],
+    names: NodeNames,
 ) -> list[str]:
     """The operators of a converted graph that compute given source nodes.
 

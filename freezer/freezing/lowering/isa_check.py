@@ -18,13 +18,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
+from freezer.files import scratch_folder
 from freezer.hardware import DEVICE_CLASSES, DeviceClass
 
 NO_CLASS = "of no device class"
@@ -127,13 +127,13 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
             with archive.open(item) as file:
                 if file.read(4) != b"\x7fELF":
                     continue
-            with tempfile.TemporaryDirectory(dir=folder) as unpacked:
+            with scratch_folder(place=folder) as unpacked:
                 counts, examples = families_of(Path(archive.extract(item, unpacked)))
             leaks = sorted(set(counts) - host_class(device_class).features)
             if leaks:
                 found = "; ".join(f"{leak}: {examples[leak]} ({counts[leak]})" for leak in leaks)
                 raise LeakError(
-                    f"inductor: {item.filename} holds instructions outside of {device_class.name},"
+                    f"{item.filename} holds instructions outside of {device_class.name},"
                     f" which would stop the process with SIGILL: {found}. Check your own compiler"
                     " flags, compiler (CXX) and custom headers that switch the target, or build"
                     " for a class that has them"
@@ -167,7 +167,7 @@ def families_of(library: Path) -> tuple[Counter[str], dict[str, str]]:
         return counts, examples
     family_of = {_X86_MACHINE: x86_family, _A64_MACHINE: a64_family}.get(machine)
     if family_of is None:
-        raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {machine}")
+        raise BuildError(f"{library.name} is for the unknown ELF machine {machine}")
     syntax = ("-M", "intel") if machine == _X86_MACHINE else ()
     for symbol, code, text in _disassembled(library, *syntax):
         family = family_of(code, text)
@@ -187,7 +187,7 @@ def _disassembled(library: Path, *options: str) -> Iterator[tuple[str, str, str]
     objdump = shutil.which("objdump")
     if objdump is None:
         raise BuildError(
-            "inductor: no objdump to check the library's instructions; install binutils, which g++"
+            "no objdump to check the library's instructions; install binutils, which g++"
             " needs too (Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
@@ -210,7 +210,7 @@ def _disassembled(library: Path, *options: str) -> Iterator[tuple[str, str, str]
             elif line.strip():
                 last = line.strip()
     if process.returncode:
-        raise BuildError(f"inductor: objdump cannot disassemble {library.name}: {last}")
+        raise BuildError(f"objdump cannot disassemble {library.name}: {last}")
 
 
 def x86_family(code: str, text: str) -> str | None:

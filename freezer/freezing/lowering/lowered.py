@@ -5,44 +5,47 @@ rejected.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
-from freezer.errors import (
-    BuildError,
-    MissingDependencyError,
-    UsageError,
-    first_line,
-    install_command,
-)
-from freezer.freezing.capture import Captured
+from freezer.codec import frozen
+from freezer.errors import BuildError, UsageError, described, first_line
+from freezer.freezing.capture import Captured, Texts
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
 
+Phases = dict[str, float]
+"""Wall time of each phase of a build, in seconds."""
 
-@contextlib.contextmanager
-def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
+Product = tuple[str, str]
+"""Name and precision of a convolution or matrix product."""
+
+
+@contextmanager
+def timed(phases_s: Phases, name: str) -> Iterator[None]:
     """Record the wall time of the block in seconds, unless it raises."""
     started = time.monotonic()
     yield
     phases_s[name] = time.monotonic() - started
 
 
-@contextlib.contextmanager
+@contextmanager
 def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iterator[None]:
-    """Make every error of the block a BuildError that names the engine."""
+    """Make every error of the block a BuildError that names the engine; one stays of its kind."""
     try:
         yield
-    except BuildError:
-        raise
+    except BuildError as error:
+        raise type(error)(f"{engine}: {error}", code=error.code) from error
     except UsageError as error:
         raise BuildError(f"{engine}: {error}", code=error.code) from error
     except Exception as error:
@@ -50,7 +53,7 @@ def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iter
         raise BuildError(f"{engine}: {why}") from error
 
 
-def check_stateless(captured: Captured, engine: str) -> None:
+def check_stateless(captured: Captured) -> None:
     """Reject a program whose calls change buffers: most engines keep no state.
 
     Raises:
@@ -59,13 +62,13 @@ def check_stateless(captured: Captured, engine: str) -> None:
     if captured.mutates:
         changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"{engine}: a call changes {changed}, and the payload would lose it;"
-            " torchscript-frozen keeps state",
+            f"a call changes {changed}, and the payload would lose it; torchscript-frozen keeps"
+            " state",
             code="CP-STATE",
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Lowered:
     """Result of a lowering.
 
@@ -76,18 +79,15 @@ class Lowered:
     """
 
     report: FreezingReport = field(default_factory=FreezingReport)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Texts = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
+@contextmanager
 def quantizing(package: str) -> Iterator[None]:
     """Make every error of the block a BuildError that names the package that quantizes."""
     try:
         yield
-    except ImportError as error:
-        code = MissingDependencyError.code
-        raise BuildError(f"{error}; {install_command(package)}", code=code) from error
     except Exception as error:
         raise BuildError(
             f"{package} does not quantize this model: {type(error).__name__}: {first_line(error)};"
@@ -99,7 +99,7 @@ def quantizing(package: str) -> Iterator[None]:
 def with_precisions(
     report: FreezingReport,
     settings: Settings,
-    products: Iterable[tuple[str, str]],
+    products: Iterable[Product],
     exact: Sequence[str],
 ) -> FreezingReport:
     """Add the precision of each convolution and matrix product to the report of a recipe.
@@ -142,17 +142,17 @@ _FOLDER = re.compile(
 """The folder of a source file in a comment; for an installed file, that of all packages."""
 
 
-def captured_texts(program: Any) -> dict[str, str]:
+def captured_texts(program: Any) -> Texts:
     """Code and graph of an ExportedProgram or a ScriptModule, by file name."""
-    exported = isinstance(program, torch.export.ExportedProgram)
+    exported = isinstance(program, ExportedProgram)
     try:
         texts = exported_texts(program) if exported else torchscript_texts(program)
     except Exception as error:  # a program that cannot be printed may still be frozen
-        texts = {CODE: f"The captured program cannot be printed: {type(error).__name__}: {error}\n"}
+        texts = {CODE: f"The captured program cannot be printed: {described(error)}\n"}
     return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
 
 
-def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
+def exported_texts(program: ExportedProgram) -> Texts:
     """Code and graph of an exported program; the graph includes its signature and the ranges of its
     sizes.
     """
@@ -166,7 +166,7 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
     return {CODE: shortened(code), GRAPH: shortened(graph)}
 
 
-def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
+def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> Texts:
     """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
     graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
@@ -267,18 +267,18 @@ def operators_of(program: Any) -> set[str]:
     """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
     `torchvision::nms`.
     """
-    if isinstance(program, torch.export.ExportedProgram):
+    if isinstance(program, ExportedProgram):
         targets = map(_TARGET.match, fx_operators(program.graph_module))
         return {f"{target[1]}::{target[2]}" for target in targets if target}
     methods = map(program._c._get_method, program._c._method_names())
     return {kind for method in methods for kind in script_operators(method.inlined_graph)}
 
 
-def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
+def fx_operators(module: GraphModule) -> Counter[str]:
     """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
     calls: Counter[str] = Counter()
     for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule):
+        if isinstance(part, GraphModule):
             calls.update(str(n.target) for n in part.graph.nodes if n.op == "call_function")
     return Counter({name: count for name, count in calls.items() if "getitem" not in name})
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from freezer.errors import BuildError, MissingDependencyError, install_command
+from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
-from freezer.freezing.environment import installed_versions
 from freezer.freezing.lowering.exported_programs import (
+    NodeNames,
     check_real,
     decomposed,
     names_in,
@@ -30,6 +29,8 @@ from freezer.freezing.lowering.exported_programs import (
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     quantizing,
@@ -37,7 +38,7 @@ from freezer.freezing.lowering.lowered import (
     with_precisions,
 )
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
-from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
@@ -62,38 +63,22 @@ _INTEGER_PRODUCTS = (
 """Operators that compute convolutions and matrix products, and those that do in int8."""
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@build_errors("onnxruntime")
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to ONNX and optimize it with ONNX Runtime at the level "extended".
 
     The level above it, which the loader applies, chooses layouts for the instruction set at hand.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (codes CP-DEVICE-CLASS and
-            CP-BETTER-CPU), or the program cannot be converted, such as one with over 2 GB of
-            weights.
+        BuildError: calls change buffers (code CP-STATE), the class is not that of this machine
+            (codes CP-DEVICE-CLASS and CP-BETTER-CPU), or the program cannot be converted, such as
+            one with over 2 GB of weights.
     """
-    check_stateless(captured, "onnxruntime")
-    missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
-    if missing:
-        raise BuildError(
-            f"onnxruntime lacks packages; {install_command(*missing)}",
-            code=MissingDependencyError.code,
-        )
-    with build_errors("onnxruntime"):
-        check_unlimited(target, "ONNX Runtime")
-        return _build(captured, path, settings)
-
-
-def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
-    check_real(captured.program, "onnxruntime")
-    check_integers(captured, "onnxruntime", in_64_bits=True)
-    report, phases_s = report_before(captured), dict[str, float]()
+    check_stateless(captured)
+    check_unlimited(target, "ONNX Runtime")
+    check_real(captured.program)
+    check_integers(captured, in_64_bits=True)
+    report, phases_s = report_before(captured), Phases()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"), decomposed(captured.program) as made:
         model = to_onnx(captured.program)
@@ -103,11 +88,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
             model = _quantized(model, names_in(made), captured, path.parent)
     _lay_out(model, orders)
     with timed(phases_s, "optimize"):
-        model = optimized(
-            model,
-            path.parent,
-            settings,
-        )
+        model = optimized(model, path.parent, settings)
     if computes != FLOAT32:
         report = with_precisions(report, settings, _products(model.graph), captured.exact)
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
@@ -131,9 +112,7 @@ def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
     return made.model_proto
 
 
-def _quantized(
-    model: ModelProto, names: Mapping[str, str], captured: Captured, folder: Path
-) -> ModelProto:
+def _quantized(model: ModelProto, names: NodeNames, captured: Captured, folder: Path) -> ModelProto:
     """The model with quantized convolutions and matrix products, and in convnets what is between
     them: softmax and norms of transformers lose too much.
 
@@ -151,9 +130,8 @@ def _quantized(
     inputs = [port.name for port in model.graph.input]
     calls = [map(Tensor.numpy, call) for call in captured.calibration]
     feeds = (dict(zip(inputs, call, strict=True)) for call in calls)
-    scratched = tempfile.TemporaryDirectory(dir=folder)
-    with quantizing("onnxruntime"), scratched as scratch, quiet("root"):
-        prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "quantized.onnx"
+    with quantizing("onnxruntime"), scratch_folder(place=folder) as scratch, quiet("root"):
+        prepared, target = scratch / "prepared.onnx", scratch / "quantized.onnx"
         quant_pre_process(model, str(prepared))
         operators = [(node.name, node.output, node.input) for node in _loaded(prepared).graph.node]
         quantize_static(
@@ -170,7 +148,7 @@ def _quantized(
         return _loaded(target)
 
 
-def _products(graph: GraphProto) -> Iterator[tuple[str, str]]:
+def _products(graph: GraphProto) -> Iterator[Product]:
     """Name and precision of each product of an optimized graph."""
     for node in graph.node:
         if node.op_type in _PRODUCTS or node.op_type.startswith("Fused"):
@@ -208,8 +186,8 @@ def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto
     """The model after ONNX Runtime's optimizations that hold on every CPU."""
     import onnxruntime
 
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        target = Path(scratch) / "optimized.onnx"
+    with scratch_folder(place=folder) as scratch:
+        target = scratch / "optimized.onnx"
         options = session_options(settings, 1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(target)

@@ -7,10 +7,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -20,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from freezer.codec import encode
 from freezer.errors import BuildError
+from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
 from freezer.freezing.lowering.exported_programs import (
+    NodeNames,
     check_real,
     decomposed,
     known_names,
@@ -40,6 +42,8 @@ from freezer.freezing.lowering.exported_programs import (
 from freezer.freezing.lowering.lowered import (
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     quantizing,
@@ -88,12 +92,9 @@ _PRECISIONS = {"f32": FLOAT32, "u8": "int8", "i8": "int8"}
 _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@build_errors("openvino")
+@torch.no_grad()
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
     The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a
@@ -101,20 +102,15 @@ def build(
     instructions of the CPU.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (codes CP-DEVICE-CLASS and
-            CP-BETTER-CPU), or the program cannot be converted.
+        BuildError: calls change buffers (code CP-STATE), the class is not that of this machine
+            (codes CP-DEVICE-CLASS and CP-BETTER-CPU), or the program cannot be converted.
     """
-    check_stateless(captured, "openvino")
-    with build_errors("openvino"), torch.no_grad():
-        check_unlimited(target, "OpenVINO")
-        return _build(captured, path, settings, import_openvino("a build needs OpenVINO"))
-
-
-def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleType) -> Lowered:
-    check_real(captured.program, "openvino")
-    check_integers(captured, "openvino", in_64_bits=False)
-    report, phases_s = report_before(captured), dict[str, float]()
+    check_stateless(captured)
+    check_unlimited(target, "OpenVINO")
+    check_real(captured.program)
+    check_integers(captured, in_64_bits=False)
+    openvino = import_openvino("a build needs OpenVINO")
+    report, phases_s = report_before(captured), Phases()
     with timed(phases_s, "convert"):
         model, calls, names = _converted(captured, openvino)
     computes = settings.get("computes", FLOAT32)
@@ -131,9 +127,7 @@ def _build(captured: Captured, path: Path, settings: Settings, openvino: ModuleT
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _converted(
-    captured: Captured, openvino: ModuleType
-) -> tuple[Model, EngineCalls, dict[str, str]]:
+def _converted(captured: Captured, openvino: ModuleType) -> tuple[Model, EngineCalls, NodeNames]:
     """A program as OpenVINO's Model, how to call it, and the source node by name of a value."""
     program = captured.program
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
@@ -144,16 +138,14 @@ def _converted(
     return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made)
 
 
-def int8_model(captured: Captured) -> tuple[Model, Mapping[str, str]]:
+def int8_model(captured: Captured) -> tuple[Model, NodeNames]:
     """A program in int8 as OpenVINO's Model, and the source node by name of a value."""
     with torch.no_grad():
         model, calls, names = _converted(captured, import_openvino("a search needs OpenVINO"))
         return _quantized(model, calls.inputs, names, captured), names
 
 
-def _quantized(
-    model: Model, inputs: Sequence[int], names: Mapping[str, str], captured: Captured
-) -> Model:
+def _quantized(model: Model, inputs: Sequence[int], names: NodeNames, captured: Captured) -> Model:
     """The model in int8, without the operators of nodes that stay exact.
 
     Args:
@@ -163,7 +155,7 @@ def _quantized(
         captured: has the samples, and the nodes that stay exact.
 
     Raises:
-        BuildError: NNCF is missing (code CP-DEPENDENCY), or fails (code CP-PRECISION).
+        BuildError: NNCF fails; code CP-PRECISION.
     """
     operators = []
     for op in model.get_ordered_ops():
@@ -191,7 +183,7 @@ def _quantized(
         )
 
 
-def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[tuple[str, str]]:
+def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterator[Product]:
     """Name and precision of each product that the compiled model runs on this CPU."""
     compiled = openvino.Core().compile_model(model.clone(), "CPU", dict(settings["openvino"]))
     for op in compiled.get_runtime_model().get_ordered_ops():
@@ -203,7 +195,7 @@ def _products(model: Model, settings: Settings, openvino: ModuleType) -> Iterato
             yield name, _PRECISIONS.get(precision, precision)
 
 
-def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _without_repetitions(program: ExportedProgram) -> ExportedProgram:
     """The program with each output once: the converter fails on a tensor that is returned twice."""
     outputs = program.graph_signature.user_outputs
     if len(set(outputs)) == len(outputs):
@@ -221,13 +213,13 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
     return program
 
 
-def to_openvino(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
+def to_openvino(program: ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     with quiet("root"):  # the converter warns of operators that this torch lacks
         return openvino.convert_model(_without_repetitions(with_stable_forms(program)))
 
 
-def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int, ...]:
+def _inputs_of(program: ExportedProgram, model: Model) -> tuple[int, ...]:
     """The program's input for each input of the model, which lacks unused ones.
 
     Raises:
@@ -240,14 +232,14 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
     same_inputs = len(set(indices)) == len(model.inputs)
     if not same_inputs or len(model.outputs) != num_outputs:
         raise BuildError(
-            f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)}"
-            f" outputs of {len(names)} and {num_outputs}; use inductor-frozen"
+            f"the conversion made {len(model.inputs)} inputs and {len(model.outputs)} outputs of"
+            f" {len(names)} and {num_outputs}; use inductor-frozen"
         )
     return tuple(indices)
 
 
 def _with_sizes_and_layouts(
-    program: torch.export.ExportedProgram,
+    program: ExportedProgram,
     model: Model,
     inputs: tuple[int, ...],
     orders: Sequence[Sequence[int] | None],
@@ -282,7 +274,7 @@ def _with_sizes_and_layouts(
     )
 
 
-def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: ModuleType) -> Any:
+def _dimension(size: Any, program: ExportedProgram, openvino: ModuleType) -> Any:
     """A size of an input: a number, or the range of one that varies."""
     if isinstance(size, int):
         return openvino.Dimension(size)
@@ -305,8 +297,8 @@ def _save(
     padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
     header = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little")
     info.extra = header + bytes(padding)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        graph = Path(scratch) / GRAPH_FILE
+    with scratch_folder(place=path.parent) as scratch:
+        graph = scratch / GRAPH_FILE
         openvino.save_model(
             model,
             str(graph),

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.runtime.input_sets import is_mask
+from freezer.runtime.tensors import tensors_in
 from freezer.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -112,12 +113,11 @@ and so may leave 32 bits.
 _DIVISIONS = ("floor_divide", "remainder", "fmod", "div")
 
 
-def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None:
+def check_integers(captured: Captured, *, in_64_bits: bool) -> None:
     """Check that an engine computes the integers of a program as torch does.
 
     Args:
         captured: an exported program with its inputs.
-        engine: name for the message.
         in_64_bits: whether the engine computes int64 in 64 bits.
 
     Raises:
@@ -136,8 +136,8 @@ def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None
             pass
         if watch.problem:
             raise BuildError(
-                f"{engine}: {watch.problem}; use inductor-frozen, bound the values (clamp), or"
-                " compute them outside the model"
+                f"{watch.problem}; use inductor-frozen, bound the values (clamp), or compute them"
+                " outside the model"
             )
 
 
@@ -177,7 +177,7 @@ class _Watch(Interpreter):
             self._find(n, "an integer may be divided by 0 or -1", _divides(self._operands(n)))
         result = super().run_node(n)
         if not self._in_64_bits and _is_integer(n):
-            values = [value for value in self._operands(n) if isinstance(value, Tensor)]
+            values = tensors_in(self._operands(n))
             numbers = not any(value.isnan().any() or value.isinf().any() for value in values)
             beyond = numbers and isinstance(result, Tensor) and _beyond(result)
             self._find(n, "a value may leave the 32 bits that it computes in", beyond)

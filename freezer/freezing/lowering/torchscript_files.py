@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit import ScriptModule
 
 from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
-from freezer.freezing.capture import Captured
+from freezer.freezing.capture import Captured, Texts
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.lowering.lowered import (
     Lowered,
+    Phases,
     script_operators,
     timed,
     torchscript_texts,
@@ -58,12 +60,13 @@ def build(
 
 def _build(
     captured: Captured,
-    before: torch.jit.ScriptModule,
+    before: ScriptModule,
     path: Path,
     settings: Settings,
 ) -> Lowered:
-    phases_s: dict[str, float] = {}
-    after, texts, report = before, {}, _report(captured)
+    phases_s = Phases()
+    after, report = before, _report(captured)
+    texts: Texts = {}
     if settings["freeze"]:
         with timed(phases_s, "freeze"):
             after = torch.jit.freeze(
@@ -79,7 +82,7 @@ def _build(
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 
 
-def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:
+def _check_kept(module: ScriptModule, preserve: Sequence[str], by: str) -> None:
     lost = [name for name in preserve if not _has(module, name)]
     if lost:
         raise BuildError(
@@ -90,7 +93,7 @@ def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str
         )
 
 
-def _has(module: torch.jit.ScriptModule, name: str) -> bool:
+def _has(module: ScriptModule, name: str) -> bool:
     *parts, last = name.split(".")
     script: Any = (
         module._c

@@ -6,11 +6,14 @@ Read first: subject.py.
 """
 
 from freezer.freezing.models.calls import (
+    NamedTensors,
+    Outputs,
     baked_in,
     call_source,
     device_of_model,
     generators_kept,
     positions,
+    reloaded,
     same_each_time,
 )
 from freezer.freezing.models.checks import (
@@ -25,7 +28,7 @@ from freezer.freezing.models.checks import (
 )
 from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.hugging_face import inferred_inputs
-from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
+from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of
 from freezer.freezing.models.loaders import (
     flat_forward,
     load_source,
@@ -47,6 +50,8 @@ __all__ = [
     "ExampleInputs",
     "ExportedModule",
     "Kwargs",
+    "NamedTensors",
+    "Outputs",
     "Subject",
     "SubjectOptions",
     "arguments_of",
@@ -66,8 +71,8 @@ __all__ = [
     "own_spec",
     "positions",
     "prepare",
+    "reloaded",
     "same_each_time",
-    "tensors_in",
     "tensors_of",
     "to_device",
     "weights_digest",

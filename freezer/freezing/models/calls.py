@@ -17,15 +17,24 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.errors import JudgeError
+from freezer.errors import JudgeError, described
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import comparable, dtype_name, in_double, same_bytes, same_tensors
+from freezer.runtime.tensors import (
+    comparable,
+    dtype_name,
+    in_double,
+    same_bytes,
+    same_tensors,
+    tensors_in,
+)
 from freezer.spec import InputSpec, bind
 
 NUM_MORE_CALLS = 16
@@ -41,6 +50,9 @@ PROBLEM = (
 )
 
 Model = Callable[..., object]
+
+Outputs = Sequence[Sequence[Tensor]]
+"""Output tensors of each call."""
 
 NamedTensors = Mapping[str, Tensor]
 """Tensors by input path."""
@@ -93,28 +105,31 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
     device named in TorchScript code stays.
     """
     with torch.no_grad(), torchscript_deprecations_silenced():
-        if isinstance(model, torch.jit.ScriptModule):
-            file = io.BytesIO()  # reading it again also moves the constants of its graph
-            torch.jit.save(model, file)
-            file.seek(0)
-            loaded: nn.Module = torch.jit.load(file, map_location=device)
-            return loaded
+        if isinstance(model, ScriptModule):
+            return reloaded(model, device)  # which also moves the constants of its graph
         moved = copied(model).to(device)
         for part in _plain_modules(moved):
-            _move_attributes(part, device)
-            if isinstance(part, fx.GraphModule):
+            attributes = vars(part)
+            for name, value in list(attributes.items()):
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    attributes[name] = moved_to_device(value, device, DEPTH)
+            if isinstance(part, GraphModule):
                 _rename_devices(part, device)
         return moved
 
 
-def _move_attributes(module: nn.Module, device: torch.device) -> None:
-    attributes = vars(module)
-    for name, value in list(attributes.items()):
-        if name not in ("_parameters", "_buffers", "_modules"):
-            attributes[name] = moved_to_device(value, device, DEPTH)
+def reloaded(module: nn.Module, device: torch.device) -> ScriptModule:
+    """A copy of a ScriptModule on a device through a file; unlike a deep copy it shares no graph
+    with the module.
+    """
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    loaded: ScriptModule = torch.jit.load(file, map_location=device)
+    return loaded
 
 
-def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
+def _rename_devices(module: GraphModule, device: torch.device) -> None:
     """Make a graph of torch.export create its tensors on a device."""
     for node in module.graph.nodes:
         named = node.kwargs.get("device")
@@ -127,7 +142,7 @@ def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    return [part for part in model.modules() if not isinstance(part, ScriptModule)]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -171,9 +186,9 @@ class DtypesSeen(TorchDispatchMode):
     ) -> object:
         """Run an operator, and record its results' dtypes."""
         result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.dtypes.add(dtype_name(leaf.dtype))
+        for tensor in tensors_in(result):
+            if tensor.is_floating_point():
+                self.dtypes.add(dtype_name(tensor.dtype))
         return result
 
 
@@ -211,11 +226,6 @@ def first_result(
 def _version(tensor: Tensor) -> int:
     """A counter of writes into a tensor, including those that leave its values unchanged."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def described(error: Exception) -> str:
-    """The type and message of an error."""
-    return f"{type(error).__name__}: {error}"
 
 
 def call_source(model: Model, spec: InputSpec, tensors: NamedTensors) -> Any:
@@ -268,8 +278,8 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
 
 
 def baked_in(
-    eager: Sequence[Sequence[Tensor]],
-    candidate: Sequence[Sequence[Tensor]],
+    eager: Outputs,
+    candidate: Outputs,
     ask: Callable[[], list[Tensor]],
 ) -> str | None:
     """The problem of a candidate with a constant output where eager's is random; None if there is

@@ -22,6 +22,7 @@ from freezer.runtime.tensors import (
     addresses_of,
     bytes_of,
     dense_parts,
+    named_tensors,
     program_tensors,
     tensors_bytes,
 )
@@ -37,7 +38,7 @@ def check_weights(name: str, model: nn.Module) -> None:
         SourceError: one is on the meta device, or of a lazy layer that was never called; code
             CP-WEIGHTS-MISSING.
     """
-    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for path, tensor in named_tensors(model):
         if is_lazy(tensor) or tensor.is_meta:
             raise SourceError(
                 f"{name}: {path} has no values: it is on the meta device, or of lazy layers, which"

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from freezer.freezing.models.integer_ranges import arguments_of
@@ -33,22 +35,16 @@ _CASTS = (
 )
 
 
-class ExportedModule(fx.GraphModule):
+class ExportedModule(GraphModule):
     """The graph of an ExportedProgram with its weights, in eval mode."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
-        with (
-            warnings.catch_warnings()
-        ):  # copying a graph copies its pytree specs, of which one class is deprecated
-            warnings.filterwarnings(
-                "ignore",
-                message=r".*LeafSpec",
-                category=FutureWarning,
-            )
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        # copying a graph copies its pytree specs, of which one class is deprecated
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return super().__deepcopy__(memo)
 
 
-def module_of(program: torch.export.ExportedProgram) -> nn.Module:
+def module_of(program: ExportedProgram) -> nn.Module:
     """The program as a module in eval mode, which can be deep-copied and takes the program's args
     and kwargs.
 
@@ -59,12 +55,12 @@ def module_of(program: torch.export.ExportedProgram) -> nn.Module:
     """
     module = program.module()
     for part in list(module.modules()):
-        if isinstance(part, fx.GraphModule):
+        if isinstance(part, GraphModule):
             _rewrite(part)
     return ExportedModule(module, module.graph).eval()
 
 
-def _rewrite(module: fx.GraphModule) -> None:
+def _rewrite(module: GraphModule) -> None:
     """Remove checks of dtypes from a graph, and casts that change nothing."""
     for node in list(module.graph.nodes):
         if node.target in _CASTS and _changes_nothing(node):
@@ -75,10 +71,10 @@ def _rewrite(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def _changes_nothing(node: fx.Node) -> bool:
+def _changes_nothing(node: Node) -> bool:
     """Whether a cast returns its argument: same dtype, device and strides, without a copy."""
     given = arguments_of(cast(OpOverload, node.target), node.args, node.kwargs)
-    before = cast(fx.Node, node.args[0]).meta.get("val")
+    before = cast(Node, node.args[0]).meta.get("val")
     after = node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
@@ -88,7 +84,7 @@ def _changes_nothing(node: fx.Node) -> bool:
     return same_type and before.device == after.device
 
 
-def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
+def spec_of(program: ExportedProgram) -> InputSpec | None:
     """The input spec of a program; None if it was saved without example inputs.
 
     A dim is named `batch` if it is the first axis of an input, otherwise by its axis (`dim_1`).

@@ -27,10 +27,11 @@ from freezer.errors import (
     MissingDependencyError,
     SourceError,
     SpecError,
+    described,
     install_command,
 )
 from freezer.freezing.diagnostics import sentence
-from freezer.freezing.models.calls import call_source, described
+from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.checks import check_signature
 from freezer.freezing.models.samples import example_spec
 from freezer.freezing.sources import TRUST, Source

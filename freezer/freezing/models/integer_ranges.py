@@ -14,11 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from freezer.freezing.models.calls import NamedTensors, SourceCall, described
+from freezer.errors import described
+from freezer.freezing.models.calls import NamedTensors, SourceCall
 from freezer.runtime.input_sets import (
     InputSet,
     generate_at,
@@ -26,6 +26,7 @@ from freezer.runtime.input_sets import (
     needs_range,
     range_is_needed,
 )
+from freezer.runtime.tensors import cloned, tensors_in
 from freezer.spec import INTEGRAL, InputSpec, Relation, TensorSpec
 
 Args = tuple[object, ...]
@@ -88,7 +89,7 @@ def with_found_ranges(
             return replace(item, range=(0, 0)) if item.name in wanted else item
 
         sample = generate_at(spec.each(zero), spec.first_point(), seed=0).tensors
-    given = {path: tensor.clone() for path, tensor in sample.items()}
+    given = cloned(sample)
     watch = _Watch(given, wanted)
     problem = _watched(watch, SourceCall(name, model), spec, given)
 
@@ -252,11 +253,6 @@ class _Watch(TorchDispatchMode):
         lookups = [(length, index, table) for length, index in pairs if index is not None]
         if not any(index.dtype is torch.bool for _, index, _ in lookups):
             yield from lookups
-
-
-def tensors_in(value: object) -> list[Tensor]:
-    """The tensors in arguments or results of an operation."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def arguments_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, object]:

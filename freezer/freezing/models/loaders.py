@@ -34,29 +34,23 @@ def load_source(source: Source) -> nn.Module:
         SourceError: it cannot be loaded, or is not an nn.Module.
         MissingDependencyError: the kind needs a package that is not installed.
     """
-    _check_digest(source)
+    if source.sha256 is not None:  # before anything opens the file
+        sha256 = digest_file(Path(source.location)).removeprefix("sha256:")
+        if sha256 != source.sha256:
+            raise SourceError(
+                f"source {source}: got sha256 {sha256}, expected {source.sha256}; the file is not"
+                " the pinned one, or has changed",
+                code="CP-FETCH-DIGEST",
+            )
     torch.manual_seed(source.seed)
     with source_errors(source):
         model = SOURCE_LOADERS[source.kind](source)
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"
             " model itself"
         )
     return model.eval()
-
-
-def _check_digest(source: Source) -> None:
-    """Check a file against the pinned digest before anything opens it."""
-    if source.sha256 is None:
-        return
-    sha256 = digest_file(Path(source.location)).removeprefix("sha256:")
-    if sha256 != source.sha256:
-        raise SourceError(
-            f"source {source}: got sha256 {sha256}, expected {source.sha256}; the file is not the"
-            " pinned one, or has changed",
-            code="CP-FETCH-DIGEST",
-        )
 
 
 def _load_python(source: Source) -> Any:

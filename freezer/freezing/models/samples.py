@@ -30,6 +30,7 @@ from freezer.spec import (
     InputItem,
     InputSpec,
     NestedSpec,
+    PlainValue,
     Point,
     TensorSpec,
 )
@@ -101,7 +102,7 @@ def _item(
     if isinstance(value, Tensor):
         example[path] = value
         return _tensor_spec(path, value, dims.get(path, {}))
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, PlainValue):
         return ConstantSpec(name=path, value=value)
     kind: Literal["dict", "tuple", "list"]
     keys: tuple[str, ...] = ()
@@ -185,8 +186,8 @@ def input_sets(
 
 def _missing(points: Points, sets: Sequence[InputSet]) -> Points:
     """The points without an input set."""
-    covered = [dict(input_set.point) for input_set in sets]
-    return [point for point in points if dict(point) not in covered]
+    covered = [input_set.point for input_set in sets]
+    return [point for point in points if point not in covered]
 
 
 def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:

@@ -72,10 +72,10 @@ class Subject:
     spec: InputSpec
     structure: OutputStructure
     outputs: tuple[OutputSpec, ...]
-    sets: tuple[InputSet, ...]
+    sets: Sequence[InputSet]
     points: tuple[Point, ...]
     generated: bool = False
-    preserve: tuple[str, ...] = ()
+    preserve: Sequence[str] = ()
     reset: str | None = None
     device: torch.device = CPU
     host: Subject | None = None
@@ -110,7 +110,7 @@ class Subject:
 
     def set_at(self, point: Point) -> InputSet:
         """The first input set at a point of `spec.points()` or `points`."""
-        return next(each for each in self.sets if dict(each.point) == dict(point))
+        return next(each for each in self.sets if each.point == point)
 
     def further_set(self, point: Point) -> InputSet:
         """Make another input set at a point, on the subject's device."""
@@ -171,12 +171,12 @@ def prepare(
         spec=spec,
         structure=structure,
         outputs=outputs,
-        sets=tuple(sets),
+        sets=sets,
         points=spec.named_points(options.points),
         generated=options.fill_up or not samples,
         observed=bool(options.fill_up and samples),
         dtypes=frozenset(dtypes),
-        preserve=tuple(options.preserve),
+        preserve=options.preserve,
         reset=options.reset,
         held_out=read_held_out(options.accuracy, spec) if options.accuracy else None,
     )
@@ -309,7 +309,7 @@ def to_device(subject: Subject, device: torch.device) -> Subject:
             " inputs (x.device), and keep constants in buffers",
             code="CP-EAGER",
         ) from error
-    sets = tuple(on_device(input_set, device) for input_set in host.sets)
+    sets = [on_device(input_set, device) for input_set in host.sets]
     return replace(
         host,
         model=model,

@@ -69,9 +69,10 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
     existing folder. Without pyarrow they end in `.json` and contain an object of columns, with null
     for NaN and infinities.
     """
+    drift: _Rows = [asdict(row) for trial in judgement.trials for row in trial.drift.rows]
     tables = (
         ("latency", _LATENCY, _latency(judgement)),
-        ("drift", _DRIFT, _drift(judgement)),
+        ("drift", _DRIFT, drift),
     )
     try:
         import pyarrow as pa
@@ -84,11 +85,6 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
     for name, types, rows in tables:
         table = pa.Table.from_pylist(rows, schema=pa.schema(types))
         pq.write_table(table, folder / f"{name}.parquet")
-
-
-def _drift(judgement: Judgement) -> _Rows:
-    drifts = [trial.drift for trial in judgement.trials if trial.drift]
-    return [asdict(row) for drift in drifts for row in drift.rows]
 
 
 def _latency(judgement: Judgement) -> _Rows:
@@ -205,7 +201,7 @@ def write_golden(
         for name, tensor in zip(names, _golden_outputs(reference.singles[index]), strict=True):
             outputs[f"{position}/{name}"] = tensor
         golden = GoldenSet(
-            point=dict(subject.sets[index].point),
+            point=subject.sets[index].point,
             native_rmse=_native_rmse(winner, index),
             scales=scales,
             slice_errors=slice_errors,
@@ -245,7 +241,6 @@ def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
     """Eager's own error of each output in the single call with an input set; that of a lower
     precision, whose error on another machine is about the same.
     """
-    assert winner.drift is not None, "a winner has passed the drift gate"
     errors: dict[str, float] = {}
     for row in winner.drift.rows:
         error = row.native_rmse

@@ -5,7 +5,7 @@ manifest. Measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from freezer.artifact import (
@@ -81,7 +81,7 @@ def assemble(
     assert winner is not None, "assemble requires a winner"
     make_folder(dest.parent)
     with scratch_folder(place=dest.parent) as scratch:
-        staging = Path(scratch) / "artifact"
+        staging = scratch / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
         origin = {"weights": session.subject.weights, "host": host_fingerprint()}
@@ -122,7 +122,6 @@ def _write_files(
 def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest:
     """The manifest without files and records of the freeze."""
     subject, reference, candidate = session.subject, session.reference, winner.candidate
-    assert winner.drift is not None, "a winner has passed the drift gate"
     return Manifest(
         model=subject.name,
         device_class=session.target.device_class.name,
@@ -139,7 +138,7 @@ def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest
         needs=_needs(candidate, session.target),
         toolchain=candidate.toolchain,
         drift=DriftRecord(
-            **winner.drift.summary(),
+            **asdict(winner.drift.measured),
             reference_note=reference.note,
             deterministic=reference.deterministic,
             task_metric={EAGER: judgement.task_metric, candidate.recipe: winner.task_metric},
@@ -237,12 +236,9 @@ def _entrant(trial: Trial) -> EntrantRecord:
 
 
 def _loser(trial: Trial) -> CandidateRecord:
-    candidate, measured = trial.candidate, trial.measured
+    candidate = trial.candidate
     return CandidateRecord(
-        recipe=trial.recipe,
-        problem=trial.problem,
-        speedup=measured.speedup,
-        error_ratio=measured.drift.error_ratio,
+        **asdict(_entrant(trial)),
         capture=candidate.capture,
         lowering=candidate.lowering,
         tried=candidate.tried,

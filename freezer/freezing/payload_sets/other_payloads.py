@@ -32,10 +32,10 @@ from freezer.freezing.judging import (
     Judgement,
     Session,
     Trial,
-    judging_conditions,
     kept_payloads,
     over_footprint,
     point_figures,
+    ranked,
     refuse_contradicted,
     run_trial,
     time_further_threads,
@@ -44,6 +44,7 @@ from freezer.freezing.judging import (
     with_figures,
 )
 from freezer.freezing.payload_sets.slow_sizes import with_captured
+from freezer.freezing.target import working_conditions
 
 logger = logging.getLogger("coldpress")
 
@@ -87,8 +88,7 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     """
     winner, counts = judgement.winner, session.target.further_threads
     assert winner is not None, "only a winner gets payloads for further counts"
-    assert winner.drift is not None, "a winner has passed the drift gate"
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         rows, dropped = _passing_gate(session, candidate)
         candidate = candidate.without(dropped)
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
@@ -122,10 +122,10 @@ def _passing_gate(session: Session, candidate: Candidate) -> tuple[list[DriftRow
         if not payloads:  # payloads for any count were judged with this one before
             continue
         trial = run_trial(session, replace(candidate, payloads=payloads))
-        if trial.problem is None and trial.drift is not None:
+        if trial.problem is None:
             rows += trial.drift.rows
         else:
-            dropped += _dropped(candidate, count, trial.problem or "not compared")
+            dropped += _dropped(candidate, count, trial.problem)
     return rows, dropped
 
 
@@ -176,12 +176,7 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
     if not alone:
         return judgement
     sampling = judgement.sampling
-
-    def rank(trial: Trial) -> tuple[bool, float]:
-        to_the_end = sampling is None or not sampling.stopped(trial.recipe)
-        return to_the_end, trial.speedup.value if trial.speedup else 0.0
-
-    best = max(alone, key=rank)
+    best = ranked(session, alone, sampling)[0] if sampling else alone[0]
     second = replace(judgement, winner=best, best=best, previous=None, inherited=None)
     try:
         second = _for_all_sizes(session, second, best)

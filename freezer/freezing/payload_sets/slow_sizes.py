@@ -24,12 +24,12 @@ from freezer.freezing.judging import (
     Judgement,
     Session,
     Trial,
-    judging_conditions,
     point_figures,
     run_trial,
     time_sizes,
 )
 from freezer.freezing.recipes import KEPT_EAGER
+from freezer.freezing.target import working_conditions
 from freezer.hardware import PORTABLE
 from freezer.spec import Dim, Point
 
@@ -73,7 +73,7 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
     served = [cell for cell in gains if _within(cell.point, dims)]
     merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
     places = [str(cell) for cell in served]
-    others = tuple(cell for cell in judgement.cells if str(cell) not in places)
+    others = [cell for cell in judgement.cells if str(cell) not in places]
     judgement = replace(judgement, cells=others).with_cells(served)
     return judgement.with_winner(merged, text=_serves(dims))
 
@@ -86,8 +86,7 @@ def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Point]:
     return [
         figures.point
         for figures in slower_places(winner.points)
-        if figures.num_threads == deciding.num_threads
-        and dict(figures.point) != dict(deciding.point)
+        if figures.num_threads == deciding.num_threads and figures.point != deciding.point
     ]
 
 
@@ -125,7 +124,7 @@ def _try(
     Raises:
         JudgeError: it does not pass, or is nowhere faster.
     """
-    with judging_conditions(session.target):
+    with working_conditions(session.target):
         trial = run_trial(session, captured)
         if trial.problem is not None:
             raise JudgeError(trial.problem)
@@ -156,8 +155,6 @@ def _merged(
         served: cells in which it serves.
         dims: sizes that it serves.
     """
-    assert winner.drift is not None, "a winner has passed the drift gate"
-    assert captured.drift is not None
     places = [str(cell) for cell in served]
     points = [figures for figures in winner.points if figures.place not in places]
     points += point_figures(captured.candidate, served, session.policy, 1)

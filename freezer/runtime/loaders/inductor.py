@@ -126,13 +126,13 @@ def one_warning(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unpacking_to(folder: str) -> Iterator[None]:
+def _unpacking_to(folder: Path) -> Iterator[None]:
     """Set the folder that torch's loader unpacks to; it uses $TMPDIR or /tmp, keeps the files while
     the package is open, and leaves them if it does not open.
     """
     with _environment:
         before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = folder
+        os.environ["TMPDIR"] = str(folder)
         try:
             yield
         finally:

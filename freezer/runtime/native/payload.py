@@ -95,10 +95,10 @@ class InductorPackage:
         """
         with zipfile.ZipFile(self.path) as archive, scratch_folder(executable=True) as folder:
             for name in archive.namelist():
-                path = Path(folder, Path(name).name)
+                path = folder / Path(name).name
                 if path.suffix in (".so", ".json"):
                     path.write_bytes(archive.read(name))
-            libraries = list(Path(folder).glob("*.so"))
+            libraries = list(folder.glob("*.so"))
             if len(libraries) != 1:
                 raise IntegrityError(
                     f"{self.path.name} has {len(libraries)} shared libraries, expected one; pull"

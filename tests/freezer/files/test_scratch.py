@@ -81,10 +81,9 @@ def test_the_named_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 OWNER = """
 import sys, time
-from pathlib import Path
 from freezer.files import scratch_folder
 with scratch_folder() as folder:
-    Path(folder, "weights").write_bytes(bytes(1000))
+    (folder / "weights").write_bytes(bytes(1000))
     print(folder, flush=True)
     time.sleep(60)
 """
@@ -112,7 +111,7 @@ def test_remains_of_killed_processes_are_removed(tmp_path: Path) -> None:
         killed.wait()
         assert sorted(tmp_path.iterdir()) == sorted([left, used, other])
         with scratch_folder(place=tmp_path) as mine:
-            assert sorted(tmp_path.iterdir()) == sorted([Path(mine), used, other])
+            assert sorted(tmp_path.iterdir()) == sorted([mine, used, other])
             assert (used / "weights").exists()
         assert sorted(tmp_path.iterdir()) == sorted([used, other])
 

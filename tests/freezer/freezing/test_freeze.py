@@ -54,7 +54,10 @@ def test_manifest_records_the_judgement(inductor: Frozen) -> None:
     winner = judgement.winner
     assert manifest.recipe.name == "inductor-frozen"
     assert (manifest.device_class, manifest.verdict) == (HERE, "published")
-    assert (manifest.reference, manifest.drift.error_ratio) == ("float64", winner.drift.error_ratio)
+    assert (manifest.reference, manifest.drift.error_ratio) == (
+        "float64",
+        winner.drift.measured.error_ratio,
+    )
     assert manifest.gate == GateRecord(error_ratio_max=3.0, speedup_min=0.0)
     assert manifest.latency.speedup_ci == (winner.speedup.low, winner.speedup.high)
     assert manifest.latency.cold_start is not None

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
@@ -48,6 +49,8 @@ from freezer.freezing.lowering.lowered import (
     CODE,
     GRAPH,
     Lowered,
+    Phases,
+    Product,
     build_errors,
     check_stateless,
     shortened,
@@ -60,7 +63,7 @@ from freezer.freezing.target import Target, packed_layouts
 from freezer.hardware import DeviceClass
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import TABLE
-from freezer.runtime.tensors import program_bytes, program_dtypes
+from freezer.runtime.tensors import program_bytes, program_dtypes, program_tensors
 from freezer.runtime.torch_settings import plain_precision
 from freezer.spec import FLOAT32
 
@@ -91,8 +94,8 @@ def build(
             set than the class's; or Inductor fails.
         LeakError: the package has instructions outside the device class.
     """
-    check_stateless(captured, "inductor")
     with build_errors("inductor"), torch.no_grad(), torchscript_deprecations_silenced():
+        check_stateless(captured)
         return _build(captured, path, target, settings)
 
 
@@ -108,13 +111,12 @@ def _build(
     computes = settings.get("computes", FLOAT32)
     dtypes = {*program_dtypes(captured.program), *filter(None, [PACKED.get(computes)])}
     layouts = packed_layouts(target, dtypes) if packs else {}
-    config = configuration(settings["inductor"], target, beside=beside)
     report = report_before(captured)
     watched = Watched(captured, computes, beside=beside)
-    phases_s: dict[str, float] = {}
+    phases_s = Phases()
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
-            files = compile_program(captured, target, config, cache, watched)
+            files = compile_program(captured, target, settings, cache, watched)
         if computes != FLOAT32:
             report = with_precisions(report, settings, watched.products, captured.exact)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
@@ -141,13 +143,14 @@ def _build(
 def compile_program(
     captured: Captured,
     target: Target,
-    config: Mapping[str, object],
+    settings: Settings,
     cache: Path,
     watched: Watched,
 ) -> list[Any]:
     """Freeze and compile a program; return the files to package."""
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
+    config = configuration(settings["inductor"], target, beside=watched.beside)
     is_cpu = target.device.type == "cpu"
     module = captured.program.module(check_guards=False)
     module = in_precision(module, watched.computes, captured)
@@ -160,9 +163,8 @@ def compile_program(
         reused_objects(cache),
         mock.patch.object(freezing, "freeze", watched.freeze),
         mock.patch.object(codecache.AotCodeCompiler, "compile", watched.compile),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),  # from torch's own code while it tunes
     ):
-        warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
         options = known({**_changed_by_program(), **config, **_passes(watched)})
         with autocast_to(watched.computes, target.device):
@@ -181,20 +183,14 @@ def _passes(watched: Watched) -> dict[str, object]:
     configuration, with the owner of a method.
     """
 
-    def repair(graph: torch.fx.Graph) -> None:
+    def repair(graph: Graph) -> None:
         name_scalars(graph)
         clip_windows(graph)
 
-    def begin(graph: torch.fx.Graph) -> None:
-        watched.begin(graph)
-
-    def finish(graph: torch.fx.Graph) -> None:
-        watched.finish(graph)
-
     return {
-        "joint_custom_pre_pass": begin,
+        "joint_custom_pre_pass": lambda graph: watched.begin(graph),
         "joint_custom_post_pass": repair,
-        "post_grad_custom_post_pass": finish,
+        "post_grad_custom_post_pass": lambda graph: watched.finish(graph),
     }
 
 
@@ -203,6 +199,7 @@ class Watched:
 
     Attributes:
         computes: precision of the recipe.
+        beside: whether the weights are stored beside the library.
         products: name and precision of each convolution and matrix product.
         ops: number of calls by kind: Inductor's kernels, and operators of oneDNN, MKL or torch.
         code: code of the wrapper and the kernels.
@@ -215,9 +212,9 @@ class Watched:
 
         self._freeze, self._compile = freezing.freeze, codecache.AotCodeCompiler.compile
         self._owned = captured.owned
-        self._beside = beside
+        self.beside = beside
         self.computes = computes
-        self.products: list[tuple[str, str]] = []
+        self.products: list[Product] = []
         self.ops: Counter[str] = Counter()
         self.code = self.graph = self.table = ""
 
@@ -228,10 +225,10 @@ class Watched:
         free_tensors(owned, _tensors_in(module.graph))
         return module, inputs
 
-    def begin(self, graph: torch.fx.Graph) -> None:
+    def begin(self, graph: Graph) -> None:
         """See a graph after its decomposition, before the first pass."""
 
-    def finish(self, graph: torch.fx.Graph) -> None:
+    def finish(self, graph: Graph) -> None:
         """See a graph after the last pass."""
         module: Any = graph.owning_module
         self.graph = module.print_readable(
@@ -244,7 +241,7 @@ class Watched:
         wrapper = reproducible(wrapper)
         self.ops, self.products = _calls(graph), list(products_of(graph, self.computes))
         self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
-        if self._beside:
+        if self.beside:
             self.table = weights_table(graph)
         return self._compile(graph, wrapper, kernels, *args, **kwargs)
 
@@ -323,7 +320,7 @@ def known(config: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in config.items() if name in names}
 
 
-def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
+def _tensors_in(graph: Graph) -> list[Tensor]:
     """The tensors that a graph reads, and those of nested graphs."""
     tensors: list[Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
@@ -331,7 +328,7 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, torch.nn.Module):
-            tensors += [*value.parameters(), *value.buffers()]
+            tensors += program_tensors(value)
             attributes = [each for part in value.modules() for each in vars(part).values()]
             tensors += [each for each in attributes if isinstance(each, Tensor)]
     return tensors

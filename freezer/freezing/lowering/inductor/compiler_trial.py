@@ -105,7 +105,7 @@ def _link_toolkit(home: Path) -> None:
         links[home / "lib64" / f"{name}.so"] = library
     if home / "include" / "cuda_runtime_api.h" not in links:
         raise BuildError(
-            "inductor: no cuda_runtime_api.h to compile the host code with; install CUDA's toolkit"
+            "no cuda_runtime_api.h to compile the host code with; install CUDA's toolkit"
             " and set CUDA_HOME, or pip install nvidia-cuda-runtime for the CUDA of this torch",
             code="CP-CUDA-HEADERS",
         )

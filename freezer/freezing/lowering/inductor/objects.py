@@ -9,7 +9,6 @@ its own digest: a truncated or changed one is compiled again.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import platform
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
@@ -28,6 +28,7 @@ import torch
 
 from freezer.files import make_folder, move, scratch_folder, write_whole
 from freezer.runtime.native import ALIGNMENT, WeightEntry
+from freezer.runtime.tensors import dtype_name
 
 MAX_BYTES = 1_000_000_000
 """Size of the stored objects above which those that were not used for longest are removed."""
@@ -49,7 +50,7 @@ _KIND, _BLOCKED = 40, 2
 _folder: ContextVar[Path | None] = ContextVar("objects", default=None)
 
 
-@contextlib.contextmanager
+@contextmanager
 def objects_kept_in(folder: Path) -> Iterator[None]:
     """Let the builds of this context share their objects in a folder, also with other processes."""
     token = _folder.set(folder)
@@ -96,7 +97,7 @@ def weights_table(graph: Any) -> str:
         entry = WeightEntry(
             name=name,
             position=position,
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(tensor.dtype),
             shape=tuple(tensor.shape),
             stride=() if packed else tuple(tensor.stride()),
             offset=0 if packed else tensor.storage_offset(),
@@ -108,7 +109,7 @@ def weights_table(graph: Any) -> str:
     return json.dumps({"size_bytes": position, "constants": entries})
 
 
-@contextlib.contextmanager
+@contextmanager
 def reused_objects(cache: Path) -> Iterator[None]:
     """Take the objects of a build from the folder of `objects_kept_in`, if they are there.
 
@@ -154,7 +155,7 @@ def _compile(original: Any, builder: Any, command: str) -> None:
 
 def _read(stored: Path) -> bytes | None:
     """The content of a stored object; None if it is missing or damaged."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         content = stored.read_bytes()
         if hashlib.sha256(content[32:]).digest() == content[:32]:
             os.utime(stored)
@@ -165,10 +166,10 @@ def _read(stored: Path) -> bytes | None:
 def _store(stored: Path, content: bytes) -> None:
     """Store an object atomically; a full disk is ignored, since the build has it."""
     folder = stored.parent
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         make_folder(folder)
         with scratch_folder(place=folder) as scratch:
-            whole = Path(scratch, stored.name)
+            whole = scratch / stored.name
             write_whole(whole, hashlib.sha256(content).digest() + content, synced=False)
             move(whole, stored)
         _remove_old(folder)

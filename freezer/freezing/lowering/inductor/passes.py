@@ -17,7 +17,6 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.inductor.compilation import (
     Watched,
     compile_program,
-    configuration,
 )
 from freezer.freezing.lowering.inductor.torch_patches import own_cache
 from freezer.freezing.recipes import Settings
@@ -95,10 +94,9 @@ def passes_of(
         folder: an existing folder for temporary files.
     """
     recorded = _Recorded(captured)
-    config = configuration(settings["inductor"], target, beside=False)
     with own_cache(folder) as cache, torch.no_grad(), _observed(recorded):
         try:
-            compile_program(captured, target, config, cache, recorded)
+            compile_program(captured, target, settings, cache, recorded)
         except Exception:
             if not recorded.finished:
                 raise
@@ -141,10 +139,9 @@ def run_with_outputs(
     """
     from torch.export.pt2_archive._package import package_pt2
 
-    config = configuration(settings["inductor"], target, beside=False)
     with own_cache(folder) as cache, torch.no_grad():
         extended = _Extended(captured, choose)
-        files = compile_program(captured, target, config, cache, extended)
+        files = compile_program(captured, target, settings, cache, extended)
         package = folder / "explained.pt2"
         package_pt2(str(package), aoti_files=files)
         run = LOADERS["inductor"](package, settings)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
-from freezer.freezing.lowering.lowered import quantizing
+from freezer.freezing.lowering.lowered import Product, quantizing
 from freezer.spec import FLOAT32
 
 PACKED = {"bf16": "bfloat16", "int8": "int8"}
@@ -34,16 +35,14 @@ def autocast_to(precision: str, device: torch.device) -> contextlib.AbstractCont
     return torch.autocast(device.type, dtype=_CAST_TO[precision])
 
 
-def in_precision(
-    module: torch.fx.GraphModule, precision: str, captured: Captured
-) -> torch.fx.GraphModule:
+def in_precision(module: GraphModule, precision: str, captured: Captured) -> GraphModule:
     """The module of a program as Inductor is to compile it in a precision; it is changed."""
     if precision in _CAST_TO:
         _cast_outputs(module)
     return _quantized(module, captured) if precision == "int8" else module
 
 
-def _cast_outputs(module: torch.fx.GraphModule) -> None:
+def _cast_outputs(module: GraphModule) -> None:
     """Return each output in the dtype of the program, which autocast changes."""
     output: Any = module.graph.output_node()
     results: list[Any] = []
@@ -59,7 +58,7 @@ def _cast_outputs(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
-def _quantized(module: torch.fx.GraphModule, captured: Captured) -> torch.fx.GraphModule:
+def _quantized(module: GraphModule, captured: Captured) -> GraphModule:
     """The module with quantized operators, which Inductor fuses when it freezes them."""
     with (
         quantizing("torchao"),
@@ -75,11 +74,11 @@ def _quantized(module: torch.fx.GraphModule, captured: Captured) -> torch.fx.Gra
         prepared = prepare_pt2e(module, quantizer)
         for inputs in captured.calibration:
             prepared(*inputs)
-        quantized: torch.fx.GraphModule = convert_pt2e(prepared)
+        quantized: GraphModule = convert_pt2e(prepared)
         return quantized
 
 
-def products_of(graph: Any, computes: str) -> Iterator[tuple[str, str]]:
+def products_of(graph: Any, computes: str) -> Iterator[Product]:
     """Name and precision of each product that Inductor's GraphLowering calls.
 
     Args:

@@ -6,17 +6,18 @@ test fails without the patch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.fx import Graph, Node
 
 from freezer.hardware import DeviceClass
 
@@ -46,7 +47,7 @@ _FOLDED = (
 """Operators that Inductor folds into a convolution."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def vectors_of(device_class: DeviceClass) -> Iterator[None]:
     """Let Inductor use the vector instructions of the class, not those of this CPU.
 
@@ -95,7 +96,7 @@ def _vectors(device_class: DeviceClass) -> Any:
     return OfTheClass()
 
 
-@contextlib.contextmanager
+@contextmanager
 def own_cache(folder: Path) -> Iterator[Path]:
     """Use a temporary Inductor cache for one build.
 
@@ -122,7 +123,7 @@ def own_cache(folder: Path) -> Iterator[Path]:
             clear_caches()
 
 
-@contextlib.contextmanager
+@contextmanager
 def weight_packing(wanted: bool) -> Iterator[None]:
     """Pack weights or not, for each build; Inductor decides once per process, by
     `cpp.weight_prepack` at its first freeze.
@@ -141,7 +142,7 @@ def weight_packing(wanted: bool) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def linears_of_vectors() -> Iterator[None]:
     """Support linear layers on a single vector: Inductor multiplies the sizes before the last, and
     fails without any.
@@ -155,7 +156,7 @@ def linears_of_vectors() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def linked_to_the_cpu_library() -> Iterator[None]:
     """Link a payload for CPUs to libtorch_cpu.so, not to libtorch.so.
 
@@ -188,7 +189,7 @@ def _without_packing(patterns: Any) -> Any:
     return copied
 
 
-def name_scalars(graph: torch.fx.Graph) -> None:
+def name_scalars(graph: Graph) -> None:
     """Give each number that will be folded into a convolution its own buffer.
 
     Inductor's folding puts all of them into one buffer, `other_tensor`: with `conv1(x) * 2` and
@@ -217,7 +218,7 @@ def name_scalars(graph: torch.fx.Graph) -> None:
             node = _folded_next(node)
 
 
-def clip_windows(graph: torch.fx.Graph) -> None:
+def clip_windows(graph: Graph) -> None:
     """Clip windows of average pools to the padded input.
 
     In ceil mode a window may be larger (EfficientNet of transformers: 2,560 by 2,560 over 7 by 7).
@@ -249,7 +250,7 @@ def clip_windows(graph: torch.fx.Graph) -> None:
             node.args = (image, clipped, stride, *more[1:])
 
 
-def multiply_single_positions(graph: torch.fx.Graph) -> None:
+def multiply_single_positions(graph: Graph) -> None:
     """Turn 1x1 convolutions of one image over a single position, as in squeeze and excitation, into
     products with a vector.
 
@@ -262,7 +263,7 @@ def multiply_single_positions(graph: torch.fx.Graph) -> None:
     """
     aten = torch.ops.aten
 
-    def call(operator: Any, *args: Any) -> torch.fx.Node:
+    def call(operator: Any, *args: Any) -> Node:
         node = graph.call_function(operator, args)
         values = torch.fx.map_arg(args, lambda arg: arg.meta["val"])
         node.meta["val"] = operator(*values)
@@ -295,7 +296,7 @@ def _both(value: int | Iterable[int]) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
-def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
+def _folded_next(node: Node) -> Node | None:
     """The arithmetic node that folding would take into a node's convolution next."""
     user = next(iter(node.users), None)
     if user is None or len(node.users) > 1 or user.target not in _FOLDED or user.kwargs:

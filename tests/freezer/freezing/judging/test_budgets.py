@@ -21,7 +21,6 @@ from freezer.freezing.candidates.mixed_precision import keeping
 from freezer.freezing.drift import Extreme
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.judging import Trial
-from freezer.freezing.judging.budgets import lower_problem
 from freezer.freezing.lowering import onnx_runtime
 from freezer.freezing.models import SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES
@@ -340,9 +339,9 @@ def test_inductor_computes_in_lower_precision(name: str, samples: Path, tmp_path
 def test_extremes_hold_for_lower_precision(
     name: str, answer: list[float], precision: str, passes: bool
 ) -> None:
-    nothing: Any = None
-    extreme = Extreme(name, nothing, [torch.ones(2)], stateful=False)
-    problem = lower_problem(extreme, ["y"], [torch.tensor(answer)], precision)
+    subject = mock.Mock(outputs=[mock.Mock()])
+    extreme = Extreme(name, subject, [torch.ones(2)], stateful=False)
+    problem = extreme.problem([torch.tensor(answer)], precision)
     assert (problem is None) == passes
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import PreviousRecord
+from freezer.artifact import MeasuredDrift, PreviousRecord
 from freezer.freezing.candidates import Candidate, architecture_digest
 from freezer.freezing.judging import Incumbent, Judgement, Trial, judge
 from freezer.freezing.judging.incumbent import compare_with_incumbent
@@ -139,7 +139,7 @@ def test_lower_precision_has_to_be_faster(
     slow: Candidate, before: str, after: str, verdict: str
 ) -> None:
     """Its error ratio is compared with none."""
-    drift = mock.Mock(summary=lambda: {"error_ratio": 2e5})
+    drift = mock.Mock(measured=MeasuredDrift(error_ratio=2e5))
     winner = Trial(candidate=replace(slow, precision=after), drift=drift)
     same, fast = (Speedup(value=value, low=0.9 * value, high=1.1 * value) for value in (1.0, 2.0))
     record = PreviousRecord(
@@ -152,7 +152,6 @@ def test_lower_precision_has_to_be_faster(
     )
     judgement = Judgement(
         trials=(winner,),
-        reference=mock.Mock(),
         verdict="published",
         winner=winner,
         cells=(mock.Mock(faster=lambda *_: same),),

@@ -39,7 +39,7 @@ def problem(model: nn.Module, *, in_64_bits: bool) -> str | None:
     dims = {name: {0: BATCH} for name in ("x", "ids", "count")}
     subject = subject_of(model, {"x": X, "ids": IDS, "count": IDS + 1}, dims)
     try:
-        check_integers(captured_by(subject, "export"), "engine", in_64_bits=in_64_bits)
+        check_integers(captured_by(subject, "export"), in_64_bits=in_64_bits)
     except BuildError as error:
         return error.code
     return None
@@ -73,4 +73,4 @@ def test_divisions_that_may_raise_are_refused() -> None:
 
 def test_half_precision_inputs_are_taken() -> None:
     subject = subject_of(nn.ReLU(), {"input": X.half()})
-    check_integers(captured_by(subject, "export"), "engine", in_64_bits=False)
+    check_integers(captured_by(subject, "export"), in_64_bits=False)

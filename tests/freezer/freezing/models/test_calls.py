@@ -100,6 +100,6 @@ def test_freeze_on_another_device(tmp_path: Path) -> None:
     )
     judgement = judge(session, [candidate])
     assert judgement.winner is not None, judgement.reason
-    assert judgement.reference.float64
+    assert session.reference.float64
     artifact = assemble(session, judgement, dest=tmp_path / "out", provenance={}, failures={})
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
