@@ -81,7 +81,7 @@ class Done:
 
     Attributes:
         lost: whether its worker or node was lost.
-        kind: kind of the failure, as in pipeline/failures/policy.py.
+        kind: kind of the failure, as in pipeline/failures.py.
     """
 
     handle: Handle

@@ -3,7 +3,7 @@
     builds -> judge -> outcome
 
 Each event is a function from a state to a Step: the next state, and what to do now. The retry
-table is pipeline/failures/policy.py.
+table is pipeline/failures.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Attempts:
     """The failed attempts of one build or judge, and where the next one may run.
 
     Attributes:
-        failures: kinds of the failures in this campaign, as in pipeline/failures/policy.py.
+        failures: kinds of the failures in this campaign, as in pipeline/failures.py.
         avoid: ids of nodes to use only if no other node serves the class.
         memory_bytes: memory to reserve; None reserves the estimate of the item.
     """
