@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -29,8 +29,6 @@ from pipeline.records import Event, Outcome, Outcomes
 from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
-    CampaignEnd,
-    CampaignStart,
     Tracker,
     TrackerProcess,
     outcomes_digest,
@@ -67,7 +65,7 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(skipped, continued, planned.parameters)
+            self._execute(skipped, continued, planned)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
@@ -92,7 +90,8 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        self._finish_tracking(ended, record.exit_code or 0)
+        page = report_page(self.store, self.config.campaign)
+        self.tracker.finish(ended.outcomes, record, page)
         return self._report(ended.outcomes, started, ended.finished)
 
     def _planned(self, skipped: Outcomes, continued: Continued) -> CampaignRecord:
@@ -119,7 +118,7 @@ class Campaign:
         self,
         skipped: Outcomes,
         continued: Continued,
-        parameters: Mapping[str, str],
+        planned: CampaignRecord,
     ) -> None:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
@@ -132,14 +131,7 @@ class Campaign:
         expected = None
         if self.plan.is_finished:
             expected = outcomes_digest(outcome for _, outcome in finished)
-        self.tracker.start(
-            CampaignStart(
-                catalog=self.config.catalog_name,
-                started=continued.started,
-                parameters=parameters,
-                expected=expected,
-            )
-        )
+        self.tracker.start(planned, expected)
         for item, outcome in chain(finished, self.executor.outcomes() if self.executor else ()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
@@ -173,16 +165,6 @@ class Campaign:
         if self.executor is None:
             return {}
         return {what: progress.state for what, progress in self.executor.begun.items()}
-
-    def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
-        page = report_page(self.store, self.config.campaign)
-        end = CampaignEnd(
-            exit_code=exit_code,
-            interrupted=self._interrupted,
-            finished=ended.finished,
-            page=page,
-        )
-        self.tracker.finish(ended.outcomes, end)
 
     def _record(self, record: CampaignRecord) -> None:
         kinds: tuple[RowKind, ...] = ("campaign", "pass") if record.is_pass else ("campaign",)

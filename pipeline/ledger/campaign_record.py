@@ -54,7 +54,7 @@ class CampaignRecord:
     finished: float | None = None
     exit_code: int | None = None
     interrupted: bool = False
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
     unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
     facts: FleetFacts = field(default_factory=dict)

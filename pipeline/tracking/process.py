@@ -28,8 +28,8 @@ from freezer.codec import frozen
 from freezer.errors import ColdpressError, UsageError
 from freezer.files import scratch_folder
 from freezer.store import Store
+from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcomes
-from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
@@ -157,9 +157,9 @@ class TrackerProcess:
         """
         return self._num_given - self.num_logged
 
-    def start(self, begin: CampaignStart) -> None:
+    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", begin)
+        self._call("start", record, expected)
 
     def log(self, outcomes: Outcomes) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
@@ -173,14 +173,14 @@ class TrackerProcess:
         else:
             self._call("log", tuple(outcomes), time.time())
 
-    def finish(self, outcomes: Outcomes, end: CampaignEnd) -> None:
+    def finish(self, outcomes: Outcomes, record: CampaignRecord, page: bytes = b"") -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
             ColdpressError: as of `log`.
         """
         self._hurries = True
-        self._call("finish", tuple(outcomes), end)
+        self._call("finish", tuple(outcomes), record, page)
         self._put(None)
         self._thread.join()
         self._check()

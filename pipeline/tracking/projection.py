@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from freezer.codec import frozen
 from freezer.errors import InfrastructureError
+from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcome, Outcomes
 from pipeline.tracking.campaign_summary import (
     NOTE,
-    CampaignEnd,
-    CampaignStart,
     campaign_description,
     campaign_metrics,
     outcomes_digest,
+    run_status,
     summary_table,
 )
 from pipeline.tracking.connection import (
@@ -119,12 +119,18 @@ class Projection:
         self._parent: Run | None = None
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
-    def start(self, begin: CampaignStart) -> None:
-        """Find or create the campaign's parent run, and find the runs of its candidates."""
+    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
+        """Find or create the campaign's parent run, and find the runs of its candidates.
+
+        Args:
+            record: of the campaign.
+            expected: `outcomes_digest` of a campaign that has no work left. If the run's tag
+                matches it, the runs of candidates are not searched.
+        """
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
             shown = [run.data.tags.get(COMPLETE) for run in parents]
-            self.is_complete = begin.expected is not None and shown == [begin.expected]
+            self.is_complete = expected is not None and shown == [expected]
             candidates = [] if self.is_complete else self._find("candidate")
             self._runs = {}
             for run in sorted(candidates, key=_is_incomplete):
@@ -133,18 +139,18 @@ class Projection:
             parents.sort(key=lambda run: run.info.run_id not in named)
             for duplicate in parents[1:]:  # of a server that died during a request
                 self.client.delete_run(duplicate.info.run_id)
-            self._parent = parents[0] if parents else self._create_parent(begin)
+            self._parent = parents[0] if parents else self._create_parent(record.started)
             run_id = self._parent.info.run_id
             if not self.is_complete:
                 self.client.set_tag(run_id, COMPLETE, "")
             if not self._parent.data.params:
-                self._log(run_id, params={"catalog": begin.catalog, **begin.parameters})
+                self._log(run_id, params={"catalog": record.catalog, **record.parameters})
             self.client.update_run(run_id, status="RUNNING")
 
-    def _create_parent(self, begin: CampaignStart) -> Run:
+    def _create_parent(self, started: float) -> Run:
         return self.client.create_run(
             self.experiment_id,
-            start_time=int(begin.started * 1000),
+            start_time=int(started * 1000),
             tags={CAMPAIGN: self.campaign, KIND: "campaign"},
             run_name=f"campaign {self.campaign}",
         )
@@ -172,7 +178,8 @@ class Projection:
     def finish(
         self,
         outcomes: Outcomes,
-        end: CampaignEnd,
+        record: CampaignRecord,
+        page: bytes = b"",
         *,
         complete: bool = False,
     ) -> None:
@@ -180,18 +187,20 @@ class Projection:
 
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
-            end: how the campaign ended.
+            record: of the campaign, which has ended.
+            page: HTML report of the campaign; empty for none.
             complete: whether every outcome was completely logged and registered.
         """
         assert self._parent is not None, "start comes first"
+        assert record.finished is not None, "it has ended"
         tags = {
             COMPLETE: outcomes_digest(outcomes) if complete else "",
             NOTE: campaign_description(outcomes),
         }
         files = {SUMMARY: summary_table(outcomes).encode()}
-        if end.page:
-            files[REPORT] = end.page
-        ended_ms = int(end.finished * 1000)
+        if page:
+            files[REPORT] = page
+        ended_ms = int(record.finished * 1000)
         info = self._parent.info
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
@@ -204,7 +213,7 @@ class Projection:
             )
             self.client.set_terminated(
                 info.run_id,
-                status=end.status,
+                status=run_status(record),
                 end_time=ended_ms,
             )
 
