@@ -327,7 +327,7 @@ def is_kept(
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
-    """Return what to add to a final message: number of attempts, and what the next campaign does."""
+    """Return what to add to a final message: attempts, and what the next campaign does."""
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     kept = decide(kind, code).kept
     if kept in ("limit", "quarantine"):

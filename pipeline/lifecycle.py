@@ -23,7 +23,7 @@ from freezer.store import (
     marks_in,
     write_marks,
 )
-from pipeline.ledger import LEDGER, History, RowKind, lease_of, read_holder, read_rows
+from pipeline.ledger import LEDGER, History, RowKind, read_holder, read_rows
 from pipeline.reporting import driver_of
 from pipeline.tracking import move_aliases
 from pipeline.workspace import remove_abandoned, workplace
@@ -134,7 +134,7 @@ def _leases(store: Store) -> dict[str, str]:
     for name in store.files.sizes(LEDGER):
         if name.startswith("lease-"):
             campaign = name.removeprefix("lease-").removesuffix(".json")
-            holder = read_holder(lease_of(store.root / LEDGER, campaign, store.remote))
+            holder = read_holder(store, campaign)
             leases[campaign] = holder.token if holder else ""
     return leases
 

@@ -14,8 +14,14 @@ from pipeline.ledger.campaign_record import (
     Member,
     members_of,
 )
-from pipeline.ledger.lease import LeaseLostError, campaign_lock, check_campaign
-from pipeline.ledger.lease_holder import Holder, lease_of, living_holder, read_holder
+from pipeline.ledger.lease import (
+    Holder,
+    LeaseLostError,
+    campaign_lock,
+    check_campaign,
+    living_holder,
+    read_holder,
+)
 from pipeline.ledger.ledger import (
     Draft,
     Ledger,
@@ -44,7 +50,6 @@ __all__ = [
     "RowKind",
     "campaign_lock",
     "check_campaign",
-    "lease_of",
     "ledger_folder",
     "living_holder",
     "members_of",

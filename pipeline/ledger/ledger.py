@@ -119,7 +119,6 @@ class Ledger:
     ) -> None:
         check_campaign(campaign)
         self._store = store
-        self._remote = store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._notify = notify
@@ -143,12 +142,7 @@ class Ledger:
         """
         with ExitStack() as stack:
             if not self._read_only:
-                lock = campaign_lock(
-                    self.folder,
-                    self.campaign,
-                    self._notify,
-                    remote=self._remote,
-                )
+                lock = campaign_lock(self._store, self.campaign, self._notify)
                 self._lease = stack.enter_context(lock)
                 remove_partial(self.folder, self.campaign)
             self.refresh()
@@ -182,8 +176,7 @@ class Ledger:
         Raises:
             StoreUnreachableError: a part is damaged.
         """
-        if self._remote is not None:
-            mirrored(self._store, self._remote)
+        ledger_folder(self._store)
         for part in read_folder(self.folder, self._known):
             self._take_in(part)
 
@@ -284,7 +277,7 @@ class Ledger:
     def _write(self, content: bytes) -> None:
         token = self._lease.token[:8] if self._lease else ""
         name = f"{self.campaign}@{time.time_ns()}-{token}"
-        self._take_in(write_part(self.folder, self._remote, name, content))
+        self._take_in(write_part(self._store, name, content))
 
     def _take_in(self, part: Part) -> None:
         """Index the rows of a part."""
@@ -310,7 +303,7 @@ class Ledger:
         content = merged(small, lambda row: self.own(row.kind, row.key, row.model) is row)
         self._own_parts = [part for part in self._own_parts if part not in small]
         self._write(content)
-        drop_parts(small, self._remote)
+        drop_parts(small, self._store)
 
 
 def keep_newest(rows: dict[_Key, LedgerRow], key: _Key, row: LedgerRow) -> None:

@@ -156,42 +156,32 @@ def _encode(table: pa.Table) -> bytes:
     return content
 
 
-def write_part(
-    folder: Path,
-    remote: RemoteFiles | None,
-    name: str,
-    content: bytes,
-) -> Part:
+def write_part(store: Store, name: str, content: bytes) -> Part:
     """Write a part for all machines. It is on the disk, or in the bucket, when this returns.
 
     Args:
-        folder: of the ledger.
-        remote: the bucket, if the store is in one.
+        store: of the ledger.
         name: of the file, without checksum and suffix.
         content: of `encode` or `merged`.
 
     Raises:
         StoreUnreachableError: it cannot be written (a full disk); then it does not exist.
     """
-    path = folder / f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
-    where = folder if remote is None else remote.where(LEDGER)
+    path = f"{LEDGER}/{name}.{zlib.crc32(content):08x}{SUFFIX}"
     try:
-        if remote is None:
-            write_whole(path, content)
-        else:
-            remote.write(f"{LEDGER}/{path.name}", content)
+        store.files.write(path, content)
     except OSError as error:
+        where = store.files.where(LEDGER)
         raise StoreUnreachableError(f"the ledger {where} cannot be written: {error}") from error
-    return Part(content, path)
+    return Part(content, store.root / path)
 
 
-def drop_parts(parts: Iterable[Part], remote: RemoteFiles | None) -> None:
+def drop_parts(parts: Iterable[Part], store: Store) -> None:
     """Remove parts whose rows are in another part. Those of a part that remains occur twice."""
     with suppress(OSError):
         for part in parts:
             remove(part.path)
-            if remote is not None:
-                remote.remove(f"{LEDGER}/{part.path.name}")
+            store.files.remove(f"{LEDGER}/{part.path.name}")
 
 
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:

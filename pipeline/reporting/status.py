@@ -13,15 +13,14 @@ from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.store import Store
 from pipeline.catalog import PYTHON
 from pipeline.ledger import (
-    LEDGER,
     CampaignRecord,
     History,
     Holder,
     RowKind,
-    lease_of,
     living_holder,
     read_holder,
     read_rows,
+    refuse_registry,
 )
 from pipeline.records import Note, Outcome, Outcomes, iso
 
@@ -186,16 +185,16 @@ def driver_of(
     note: Note,
 ) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
-    path = lease_of(store.root / LEDGER, campaign, store.remote)
+    refuse_registry(store.uri)
     try:
-        holder = read_holder(path)
+        holder = read_holder(store, campaign)
         if holder is None:
             return None, False
         if holder.is_here():
             return holder, not holder.is_dead()
-        living = living_holder(path, note)
+        living = living_holder(store, campaign, note)
     except OSError as error:
-        raise StoreUnreachableError(f"the lease {path} cannot be read: {error}") from error
+        raise StoreUnreachableError(f"the lease of {campaign!r} cannot be read: {error}") from error
     return living or holder, living is not None
 
 

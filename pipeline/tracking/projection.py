@@ -205,17 +205,8 @@ class Projection:
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
             metrics = campaign_metrics(outcomes)
-            self._log(
-                info.run_id,
-                metrics,
-                tags=tags,
-                timestamp_ms=ended_ms,
-            )
-            self.client.set_terminated(
-                info.run_id,
-                status=run_status(record),
-                end_time=ended_ms,
-            )
+            self._log(info.run_id, metrics, tags=tags, timestamp_ms=ended_ms)
+            self.client.set_terminated(info.run_id, status=run_status(record), end_time=ended_ms)
 
     def _log_record(
         self,
@@ -236,12 +227,7 @@ class Projection:
             run_name=record.name,
         )
         run_id = run.info.run_id
-        self._log(
-            run_id,
-            record.metrics,
-            params=record.params,
-            timestamp_ms=started_ms,
-        )
+        self._log(run_id, record.metrics, params=record.params, timestamp_ms=started_ms)
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
             if record.explanation:
@@ -276,13 +262,7 @@ class Projection:
         self.client.log_batch(
             run_id,
             metrics=[
-                Metric(
-                    name,
-                    value,
-                    timestamp_ms,
-                    step=0,
-                )
-                for name, value in (metrics or {}).items()
+                Metric(name, value, timestamp_ms, step=0) for name, value in (metrics or {}).items()
             ],
             params=[Param(name, value) for name, value in (params or {}).items()],
             tags=[RunTag(name, value) for name, value in (tags or {}).items()],

@@ -23,7 +23,7 @@ from freezer.errors import (
 )
 from freezer.hardware import DEVICE_CLASSES
 from freezer.store import Store, Version
-from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
+from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock
 from pipeline.records import Note, Outcome, Outcomes
 from pipeline.tracking.registry import ArtifactMode, Registration
 
@@ -287,7 +287,7 @@ def _replay_one(
     page: Page | None,
     say: Note,
 ) -> Tracker:
-    with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
+    with campaign_lock(store, campaign, say):
         history.refresh(campaign)
         record = history.record(campaign)
         members = history.members(campaign, record)

@@ -57,7 +57,7 @@ def end(ledger):
 
 def drive(step):
     replays = step in ("replayed", "replaying")
-    with campaign_lock(ledger_folder(store), "c") if replays else Ledger(store, "c") as held:
+    with campaign_lock(store, "c") if replays else Ledger(store, "c") as held:
         if step in ("passed", "telling"):
             end(held)
         if step in ("started", "telling", "replaying"):
