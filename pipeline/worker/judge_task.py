@@ -22,9 +22,8 @@ from freezer.store import WORK
 from pipeline.failures import kept_after, retry_rank
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
-from pipeline.worker.judge_summary import summary
 from pipeline.worker.previous import bring_previous, open_previous
-from pipeline.worker.requests import JudgeRequest, JudgeResult
+from pipeline.worker.requests import JudgeRequest, JudgeResult, summary
 from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
