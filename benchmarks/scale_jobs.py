@@ -179,7 +179,7 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
             entry=item.entry,
             builds={recipe: key.digest for recipe, key in item.builds.items()},
             device_class=item.device_class,
-            num_threads=item.num_threads,
+            threads=item.threads,
             store=str(store.root),
         )
         for done in build(request):
@@ -229,7 +229,7 @@ class Idle(Executor):
                 entry=item.entry,
                 builds={name: key.digest for name, key in item.builds.items()},
                 device_class=item.device_class,
-                num_threads=item.num_threads,
+                threads=item.threads,
                 policy=item.policy,
                 campaign=CAMPAIGN,
                 store=str(self._store.root),

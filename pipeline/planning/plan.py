@@ -30,7 +30,7 @@ class Item:
     """One model for one device class.
 
     Attributes:
-        num_threads: the deciding thread count; `further_threads` are the others.
+        threads: the counts to judge for, the deciding one first.
         builds: the key of the build of each recipe.
         judge: the key of its judge.
         finished: its outcome, if an earlier campaign reached it.
@@ -45,20 +45,24 @@ class Item:
 
     entry: Entry
     device_class: str
-    num_threads: int
+    threads: tuple[int, ...]
     source: Key
     builds: Mapping[str, Key]
     judge: Key
     policy: SamplingPolicy
     finished: Outcome | None = None
     why: str = ""
-    further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
     renamed: bool = False
     optional: tuple[str, ...] = ()
     emulated: bool = False
+
+    @property
+    def num_threads(self) -> int:
+        """The deciding thread count."""
+        return self.threads[0]
 
     @property
     def parts(self) -> Json:
@@ -260,11 +264,9 @@ def _item(
         limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
         entry = replace(entry, limits=limits, objective="p50")
     entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
-    num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
         device_class=name,
-        num_threads=num_threads,
-        further_threads=tuple(further),
+        threads=_threads_of(entry, name, facts),
         toolchain=facts.toolchain,
         samples=samples[0],
         held_out=samples[1],
@@ -275,8 +277,7 @@ def _item(
     return Item(
         entry=entry,
         device_class=name,
-        num_threads=num_threads,
-        further_threads=tuple(further),
+        threads=target.threads,
         source=source,
         builds=builds,
         judge=judge_key(entry, source, list(builds.values()), target, policy),

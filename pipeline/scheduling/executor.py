@@ -196,7 +196,7 @@ class Executor:
             entry=entry,
             builds={recipe: of.builds[recipe].digest for of, recipe in recipes},
             device_class=item.device_class,
-            num_threads=item.num_threads,
+            threads=item.threads,
             store=self._store.uri,
             source=item.source.digest,
         )
@@ -218,8 +218,7 @@ class Executor:
             entry=entry,
             builds={recipe: result.key for recipe, result in state.built.items()},
             device_class=item.device_class,
-            num_threads=item.num_threads,
-            further_threads=item.further_threads,
+            threads=item.threads,
             inherits=inherits,
             confirms=inherits and not self._scheduler.num_waiting,
             drift_max=UNUSUAL * max(1.0, contest.error_ratio) if contest else math.inf,

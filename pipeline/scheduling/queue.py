@@ -66,7 +66,7 @@ class Task:
     @property
     def judge_cpus(self) -> int:
         """CPUs that the judge of the item needs: one for each thread."""
-        return max(self.item.num_threads, *self.item.further_threads, 1)
+        return max(*self.item.threads, 1)
 
     @property
     def least_cpus(self) -> int:

@@ -137,7 +137,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     started = time.monotonic()
     be_nice(max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
     own_process()
-    of_class = target_here(request.device_class, request.num_threads)
+    of_class = target_here(request.device_class, request.threads[0])
     on_host, _ = load_shared(request, of_class, staging)
     subject = to_device(on_host, of_class.device)
     write_whole(staging / ARCHITECTURE, architecture_digest(subject, of_class).encode())
@@ -146,7 +146,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     for recipe, key in request.builds.items():
         folder, target = staging / recipe, of_class
         if RECIPES[recipe].portable:
-            target = target_here(PORTABLE, request.num_threads)
+            target = target_here(PORTABLE, request.threads[0])
         with objects_kept_in(place.objects):
             failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started

@@ -202,7 +202,7 @@ def _with_previous(request: JudgeRequest, staging: Path) -> tuple[JudgeRequest, 
 def _without(request: JudgeRequest, name: str, failure: Failure) -> JudgeRequest | None:
     """Return a judge without what was in hand; None if the failure is not its fault."""
     if name == FURTHER:
-        return replace(request, further=False, further_threads=())
+        return replace(request, further=False, threads=request.threads[:1])
     if failure.kind in ("disk", "infrastructure"):
         return None
     if name == PREVIOUS:
@@ -247,7 +247,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: _Folders) -> Ite
 
     take_precedence()
     entry = request.entry
-    target = target_here(request.device_class, (request.num_threads, *request.further_threads))
+    target = target_here(request.device_class, request.threads)
     metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
     subject, of_weights = load_shared(request, target, staging)
     session = open_session(
@@ -277,8 +277,7 @@ def _judge_one(
 
     started = time.monotonic()
     if request.device_class != session.target.device_class.name:
-        counts = (request.num_threads, *request.further_threads)
-        session = for_portable(session, counts, request.entry.limits, request.policy)
+        session = for_portable(session, request.threads, request.entry.limits, request.policy)
     if request.inherits:
         session = replace(session, timed=False)
     incumbent = None

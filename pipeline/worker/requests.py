@@ -30,28 +30,33 @@ an artifact has all.
 
 
 @frozen
-class BuildRequest:
-    """Builds of one model and class, which share its captures.
+class Request:
+    """Work on one model and class.
 
     Attributes:
-        builds: keys of the candidates, by recipe, in order. That of `portable` is for that class.
+        builds: keys of the candidates, by recipe, in order.
+        threads: the counts to judge for, the deciding one first.
         source: key of the source, under which its weights are shared.
     """
 
     entry: Entry
     builds: Mapping[str, str]
     device_class: str
-    num_threads: int
+    threads: tuple[int, ...]
     store: str
     source: str = ""
 
 
 @frozen
-class JudgeRequest:
+class BuildRequest(Request):
+    """Builds that share the captures of the model. That of `portable` is for that class."""
+
+
+@frozen
+class JudgeRequest(Request):
     """One judge.
 
     Attributes:
-        builds: keys of the candidates, by recipe.
         failures: for every other recipe, why it has no candidate.
         inherits: whether the winner inherits the speed of the artifact that serves now.
         drift_max: error ratio above which it does not.
@@ -60,26 +65,18 @@ class JudgeRequest:
         previous: digest of the image of the artifact that serves now; the worker sets it.
         further: whether to add the payloads that follow the verdict; the worker sets it.
         beside: the judge of `portable` for the same model, which shares its reference.
-        source: key of the source, under which its weights are shared.
     """
 
     key: str
-    entry: Entry
-    builds: Mapping[str, str]
-    device_class: str
-    num_threads: int
     policy: SamplingPolicy
     campaign: str
-    store: str
     failures: Mapping[str, str] = field(default_factory=dict)
-    further_threads: tuple[int, ...] = ()
     inherits: bool = False
     drift_max: float = math.inf
     confirms: bool = False
     previous: str | None = None
     further: bool = True
     beside: JudgeRequest | None = None
-    source: str = ""
 
 
 @frozen

@@ -24,7 +24,7 @@ from freezer.codec import decode, encode, frozen
 from freezer.errors import JudgeError
 from freezer.files import write_whole
 from freezer.freezing.sources import CODE_KINDS
-from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.requests import Request
 from pipeline.worker.task_child import load_subject
 from pipeline.workspace import Workplace, workplace
 
@@ -53,9 +53,7 @@ class Load:
     platform: str
 
 
-def load_shared(
-    request: BuildRequest | JudgeRequest, target: Target, staging: Path
-) -> tuple[Subject, str]:
+def load_shared(request: Request, target: Target, staging: Path) -> tuple[Subject, str]:
     """Load the subject of a request with the weights that all classes share.
 
     Returns:

@@ -16,7 +16,7 @@ from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.records import ClassFacts, Note
 from pipeline.worker.child import End
-from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.requests import Request
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.supervisor import Bounds
 
@@ -44,7 +44,7 @@ LOG = "child.log"
 
 def in_child(
     child: Callable[..., object],
-    request: BuildRequest | JudgeRequest,
+    request: Request,
     staging: Path,
     *args: object,
 ) -> End:
