@@ -26,7 +26,7 @@ from pipeline.ledger import (
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome, Outcomes
-from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
+from pipeline.reporting import CampaignReport, Display, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
     Tracker,
@@ -126,7 +126,11 @@ class Campaign:
         publisher = Publisher(self.plan, self.store, self.ledger)
         items = self.plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        self.display.plan(len(items) + len(skipped), self._work())
+        work = {
+            what: [name for name in state.item.builds if name not in state.results]
+            for what, state in self._begun().items()
+        }
+        self.display.plan(len(items) + len(skipped), work)
         self._show(skipped)
         expected = None
         if self.plan.is_finished:
@@ -144,21 +148,7 @@ class Campaign:
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
             what = f"{outcome.model} {outcome.device_class}"
-            self.display.show(
-                Event(
-                    kind="outcome",
-                    what=what,
-                    outcome=outcome,
-                )
-            )
-
-    def _work(self) -> list[ItemWork]:
-        """Return the work of each item."""
-        work = []
-        for what, state in self._begun().items():
-            recipes = tuple(name for name in state.item.builds if name not in state.results)
-            work.append(ItemWork(what=what, recipes=recipes))
-        return work
+            self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
     def _begun(self) -> dict[str, ItemState]:
         """The states of the items that had to be done, by label."""

@@ -4,14 +4,12 @@ May import: pipeline.workspace and below.
 Read first: ledger.py.
 """
 
-from pipeline.ledger.campaign_history import (
-    History,
-    Reached,
-)
-from pipeline.ledger.campaign_record import (
+from pipeline.ledger.campaigns import (
     CampaignRecord,
     Continued,
+    History,
     Member,
+    Reached,
     members_of,
 )
 from pipeline.ledger.lease import (

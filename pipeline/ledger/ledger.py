@@ -20,10 +20,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from freezer.codec import Json, JsonView, frozen
+from freezer.codec import Json, JsonView
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import OCI
 from freezer.store import Store
@@ -83,8 +83,7 @@ def refuse_registry(uri: str) -> None:
         )
 
 
-@frozen
-class Draft:
+class Draft(NamedTuple):
     """A row to append."""
 
     kind: RowKind
@@ -236,14 +235,7 @@ class Ledger:
             LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        draft = Draft(
-            kind=kind,
-            key=key,
-            model=model,
-            device_class=device_class,
-            data=data,
-        )
-        self.append_all([draft])
+        self.append_all([Draft(kind, key, model, device_class, data)])
 
     def append_all(self, drafts: Sequence[Draft]) -> None:
         """Add rows atomically. They are on the disk when this returns.
@@ -264,15 +256,8 @@ class Ledger:
     def _row(self, draft: Draft) -> Json:
         """Return the row, with a later time than every known one, even if the clock went back."""
         self._latest = max(time.time(), self._latest + LEAST_STEP_S)
-        return {
-            "kind": draft.kind,
-            "key": draft.key,
-            "model": draft.model,
-            "device_class": draft.device_class,
-            "campaign": self.campaign,
-            "time": self._latest,
-            "data": json.dumps(draft.data),
-        }
+        own = {"campaign": self.campaign, "time": self._latest, "data": json.dumps(draft.data)}
+        return {**draft._asdict(), **own}
 
     def _write(self, content: bytes) -> None:
         token = self._lease.token[:8] if self._lease else ""

@@ -57,7 +57,7 @@ class LedgerRow:
     """One finished build, outcome, campaign, or pass of one over its catalog.
 
     Attributes:
-        kind: `build`, `outcome`, `campaign` (see campaign_record.py), or `pass`: the record of the
+        kind: `build`, `outcome`, `campaign` (see campaigns.py), or `pass`: the record of the
             campaign's last pass that ended. Earlier releases did not store it.
         key: build_key or judge_key, whose parts are `data["parts"]`; or the campaign's name.
         time: seconds since the epoch; increases within a campaign, and within a key.
@@ -184,10 +184,9 @@ def drop_parts(parts: Iterable[Part], store: Store) -> None:
             store.files.remove(f"{LEDGER}/{part.path.name}")
 
 
-def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
-    """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
-    mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    return sorted(chain(folder.glob(mine + SUFFIX), folder.glob(mine + OLD_SUFFIX)))
+def part_paths(folder: Path) -> list[Path]:
+    """Return the files of a ledger's parts, sorted."""
+    return sorted(chain(folder.glob(f"*{SUFFIX}"), folder.glob(f"*{OLD_SUFFIX}")))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:

@@ -8,7 +8,7 @@ when Prometheus asks.
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from freezer.errors import UsageError
 from pipeline.records import STYLES, Event, LiveFigures, Outcome
-from pipeline.reporting.display import CampaignProgress, Display, ItemWork
+from pipeline.reporting.display import CampaignProgress, Display, Work
 
 BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Upper bounds of the histograms of durations, in seconds."""
@@ -118,10 +118,10 @@ class CampaignMetrics(Display):
     def __exit__(self, *args: object) -> None:
         self._display.__exit__(*args)
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Begin a pass: its items replace those of the pass before."""
         self._progress.plan(num_items, work)
-        classes = {item.device_class for item in work}
+        classes = {what.rpartition(" ")[2] for what in work}
         for seconds in self._seconds.values():
             for name in classes:
                 seconds.labels(self._campaign, name)

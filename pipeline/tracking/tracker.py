@@ -260,7 +260,7 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
-    replayed = partial(_replay_one, store, history, tracking_uri, mode=mode, page=page, say=say)
+    replayed = partial(_replay_one, store, tracking_uri, mode=mode, page=page, say=say)
     if campaign is not None:
         history.record(campaign)
         return replayed(campaign).failures
@@ -279,7 +279,6 @@ def replay(
 
 def _replay_one(
     store: Store,
-    history: History,
     tracking_uri: str,
     campaign: str,
     *,
@@ -288,7 +287,7 @@ def _replay_one(
     say: Note,
 ) -> Tracker:
     with campaign_lock(store, campaign, say):
-        history.refresh(campaign)
+        history = History(store)  # what its driver wrote before it ended
         record = history.record(campaign)
         members = history.members(campaign, record)
         models: dict[str, list[Reached]] = {}

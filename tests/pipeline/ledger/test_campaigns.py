@@ -47,7 +47,7 @@ def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, time
 from freezer.store.artifact_store import Store
-from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.campaigns import CampaignRecord
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
 
