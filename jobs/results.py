@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json, table
+from freezer.cli import JsonOption, StoreOption, command_app, exiting, note, say, say_json, table
 from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, make_folder, write_whole
@@ -23,15 +22,15 @@ from pipeline.records import STYLES, iso, rounded
 if TYPE_CHECKING:
     from pipeline.reporting import OutcomeChange, PastOutcome
 
-report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-history_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-status_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-replay_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+report_app = command_app()
+compare_app = command_app()
+history_app = command_app()
+status_app = command_app()
+replay_app = command_app()
 
 TrackingOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
         help="URI of MLflow. Default: sqlite:///mlflow.db.",
@@ -39,7 +38,7 @@ TrackingOption = Annotated[
 ]
 MlflowArtifactsOption = Annotated[
     Literal["copy", "reference"],
-    typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
+    Option(help="Whether MLflow stores whole artifacts, or references to the store."),
 ]
 
 _COLUMNS = (
@@ -53,7 +52,7 @@ _COLUMNS = (
 def status(
     campaign: Annotated[
         str | None,
-        typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
+        Argument(help="Name of the campaign. Default: list all campaigns of the store."),
     ] = None,
     store: StoreOption = "./store",
     as_json: JsonOption = False,
@@ -249,9 +248,9 @@ def _day(time: float) -> str:
 @replay_app.command()
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted; run the same command to continue")
 def replay(
-    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
+    campaign: Annotated[str | None, Argument(help="Name of the campaign.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
+        bool, Option("--all", help="Replay every campaign of the store, oldest first.")
     ] = False,
     store: StoreOption = "./store",
     tracking_uri: TrackingOption = None,

@@ -13,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
 from typer import Option
 
-from freezer.cli import exiting
+from freezer.cli import command_app, exiting
 from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.hardware import (
@@ -39,10 +38,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 """Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_app()
 
 
 @frozen
