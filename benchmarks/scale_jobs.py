@@ -301,7 +301,7 @@ def idle_job(job: Mapping[str, Any]) -> dict[str, Any]:
     with Ledger(work.store, config.campaign) as ledger:
         request = PlanRequest(
             entries=work.entries,
-            facts=facts_here(work.entries, work.classes(config), print),
+            facts=facts_here(work.entries, work.classes, print),
             auto=auto_classes(detect().classes),
             policy=config.policy,
         )

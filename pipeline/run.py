@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -75,13 +76,13 @@ class Work:
     entries: Sequence[Entry]
     problems: Sequence[CatalogError]
 
-    def classes(self, config: Config) -> set[str]:
+    @property
+    def classes(self) -> set[str]:
         """The requested classes, also `auto`."""
-        requested = set(config.device_classes)
+        requested = set[str]()
         for entry in self.entries:
-            own = config.device_classes or entry.device_classes
-            requested.update(own)
-            if entry.precision and "auto" in own:
+            requested.update(entry.device_classes)
+            if entry.precision and "auto" in entry.device_classes:
                 requested.add(AUTO_PRECISE)
         return requested
 
@@ -154,7 +155,7 @@ def explain(config: Config, display: Display) -> None:
                 workers = _workers(fleet)
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
-            facts = facts_here(work.entries, work.classes(config), note)
+            facts = facts_here(work.entries, work.classes, note)
             workers = facts, [detect().classes]
         plan, skipped = _plan(config, work, ledger, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
@@ -210,13 +211,10 @@ def prepare(config: Config, note: Note) -> Work:
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)
     digests = FileDigests(store.root / WORK / "digests.json")
-    materials = Materials(
-        store.root,
-        config.tracking_uri,
-        digests,
-        place=workplace(store.uri),
-    )
-    resolved, unusable = materials.resolve(catalog.entries)
+    place = workplace(store.uri)
+    materials = Materials(store.root, config.tracking_uri, digests, place=place)
+    configured = [_configured(entry, config) for entry in catalog.entries]
+    resolved, unusable = materials.resolve(configured)
     entries, refused = infer_inputs(resolved, digests.known, note)
     digests.save()
     problems = (*catalog.problems, *unusable, *refused)
@@ -227,6 +225,16 @@ def prepare(config: Config, note: Note) -> Work:
         materials=materials,
         entries=entries,
         problems=problems,
+    )
+
+
+def _configured(entry: Entry, config: Config) -> Entry:
+    """An entry with the settings of the campaign, which replace its own."""
+    return replace(
+        entry,
+        device_classes=config.device_classes or entry.device_classes,
+        recipes=config.recipes or entry.recipes,
+        limits=replace(entry.limits, allow_regression=config.allow_regression),
     )
 
 
@@ -254,7 +262,7 @@ def _assembled(
             wait_s=config.wait_s,
             before=continued.facts,
         )
-        with fleet.assembled(work.classes(config)):
+        with fleet.assembled(work.classes):
             yield fleet
 
 
@@ -294,7 +302,7 @@ def _plan_without_ray(
         # First with the facts of the last campaign: finding today's takes seconds.
         planned = _plan(config, work, ledger, (known, [served]))
         if planned[0].is_finished:
-            facts = facts_here(work.entries, work.classes(config), lambda _: None)
+            facts = facts_here(work.entries, work.classes, lambda _: None)
             if facts != known:
                 planned = _plan(config, work, ledger, (facts, [served]))
     except (InfrastructureError, RuntimeError):  # a start of Ray reports it
@@ -315,11 +323,8 @@ def _plan(
         facts=facts,
         auto=auto_classes_of(nodes),
         auto_precise=auto_classes_of(nodes, precise=True),
-        device_classes=config.device_classes,
-        recipes=config.recipes,
         policy=config.policy,
         keep_going=config.keep_going,
-        allow_regression=config.allow_regression,
     )
     finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine)
     plan = make_plan(request, finished, work.digests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
@@ -117,21 +117,16 @@ class PlanRequest:
         facts: thread count and toolchain of each class that a node serves.
         auto: the classes that `auto` means on this cluster; `auto_precise` for entries with
             consent to lower precision.
-        device_classes, recipes: replace those of the entries; empty keeps theirs.
         policy: of sampling.
         keep_going: skip classes without a node or without enough threads.
-        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
     entries: Sequence[Entry]
     facts: FleetFacts
     auto: Sequence[str]
     auto_precise: Sequence[str] = ()
-    device_classes: Sequence[str] = ()
-    recipes: Sequence[str] = ()
     policy: SamplingPolicy
     keep_going: bool = False
-    allow_regression: bool = False
 
 
 def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests) -> Plan:
@@ -156,7 +151,7 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             message = f"{error}; put the file back, and start again"
             raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
         auto = request.auto_precise if entry.precision else request.auto
-        for name in _classes(request.device_classes or entry.device_classes, auto):
+        for name in _classes(entry.device_classes, auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:
                 items.append(_item(request, entry, name, source, samples))
@@ -237,7 +232,7 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     line for each class.
     """
     of_entries = chain.from_iterable(entry.recipes for entry in request.entries)
-    requested = sorted(set(request.recipes or of_entries))
+    requested = sorted(set(of_entries))
     consented = set(chain.from_iterable(entry.precision for entry in request.entries))
     lines = []
     for name, facts in request.facts.items():
@@ -257,13 +252,11 @@ def _item(
     samples: Sequence[str | None],
 ) -> Item:
     facts, policy = request.facts[name], request.policy
-    requested = request.recipes or entry.recipes
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        kept = ("error_ratio_max", "timeout_s", "memory_gb")
+        kept = ("error_ratio_max", "timeout_s", "memory_gb", "allow_regression")
         limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
         entry = replace(entry, limits=limits, objective="p50")
-    entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
     target = BuildTarget(
         device_class=name,
         threads=_threads_of(entry, name, facts),
@@ -272,7 +265,7 @@ def _item(
         held_out=samples[1],
         is_best=facts.is_best,
     )
-    builds = _builds(entry, source, requested, target)
+    builds = _builds(entry, source, target)
     memory_gb = entry.limits.memory_gb
     return Item(
         entry=entry,
@@ -282,25 +275,23 @@ def _item(
         builds=builds,
         judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
-        optional=_optional(requested, builds, entry),
+        optional=_optional(entry, builds),
         emulated=facts.emulated,
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
 
 
-def _builds(
-    entry: Entry, source: Key, requested: Collection[str], target: BuildTarget
-) -> dict[str, Key]:
+def _builds(entry: Entry, source: Key, target: BuildTarget) -> dict[str, Key]:
     """The key of the build of each recipe.
 
     Raises:
         UsageError: one of a lower precision is named without consent; code CP-ACCURACY.
     """
-    check_consented(requested, entry.precision)
+    check_consented(entry.recipes, entry.precision)
     made_for_class = device_class(target.device_class)
     kind = made_for_class.kind
     recipes = select(
-        requested,
+        entry.recipes,
         portable=kind == PORTABLE,
         installed=target.toolchain if kind == "cpu" else (),  # GPUs have torch alone
         precision=set(entry.precision) & set(made_for_class.precisions),
@@ -310,12 +301,12 @@ def _builds(
     }
 
 
-def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -> tuple[str, ...]:
+def _optional(entry: Entry, builds: Iterable[str]) -> tuple[str, ...]:
     """The recipes that only `auto` requests.
 
     With a limit on size or memory, or another objective, a slower one may win.
     """
     sizes = (entry.limits.size_mb_max, entry.limits.memory_mb_max)
-    if "all" in requested or entry.objective != "p50" or sizes != (None, None):
+    if "all" in entry.recipes or entry.objective != "p50" or sizes != (None, None):
         return ()
-    return tuple(recipe for recipe in builds if recipe not in requested)
+    return tuple(recipe for recipe in builds if recipe not in entry.recipes)

@@ -66,7 +66,11 @@ def plan_of(
     model = entry("m", store.root.parent)
     model = replace(model, limits=Limits(memory_gb=memory_gb, timeout_s=timeout_s))
     made = campaigns.plan_of(
-        [model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift
+        [replace(model, device_classes=("portable",))],
+        store,
+        ledger,
+        facts=facts,
+        lift_quarantine=lift,
     )
     assert [item.device_class for item in made.items] == ["portable"]
     assert len(made.items[0].builds) == 1
