@@ -206,14 +206,13 @@ def _print_outcomes(
 
     for name, outcomes in by_class.items():
         rows = [_cells(outcome) for outcome in reversed(outcomes)]
-        title = f"{model} on {name}"
         console.print(
             result_table(
                 _COLUMNS,
                 rows,
                 console,
                 narrow=7,
-                title=title,
+                title=f"{model} on {name}",
             )
         )
         for outcome in reversed(outcomes):
@@ -263,9 +262,8 @@ def replay(
 
     if every == (campaign is not None):
         raise UsageError("expected one campaign, or --all")
-    opened = Store.open(store)
     failures = replay_(
-        opened,
+        Store.open(store),
         tracking_uri or default_tracking_uri(),
         campaign,
         mode=mlflow_artifacts,

@@ -109,10 +109,9 @@ def this_worker(wanted: Collection[str]) -> Worker:
         f"--memory={int(machine_bytes() * MEMORY_SHARE)}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
     ]
-    environment = _environment(classes, machine.classes)
     return Worker(
         arguments=arguments,
-        environment=environment,
+        environment=_environment(classes, machine.classes),
     )
 
 

@@ -90,8 +90,7 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        page = report_page(self.store, self.config.campaign)
-        self.tracker.finish(ended.outcomes, record, page)
+        self.tracker.finish(ended.outcomes, record, report_page(self.store, self.config.campaign))
         return self._report(ended.outcomes, started, ended.finished)
 
     def _planned(self, skipped: Outcomes, continued: Continued) -> CampaignRecord:

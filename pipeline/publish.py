@@ -45,8 +45,7 @@ class Publisher:
         self._place = workplace(store.uri)
         self._reached: dict[str, dict[str, tuple[Item, Outcome] | None]] = {}
         for item in plan.items:
-            classes = self._reached.setdefault(item.entry.name, {})
-            classes[item.device_class] = None
+            self._reached.setdefault(item.entry.name, {})[item.device_class] = None
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
         """Add the outcome of an item.
@@ -71,8 +70,7 @@ class Publisher:
         gathered, version = self._published(self._taken_over(gathered))
         final = []
         for member, reached in gathered:
-            served = _final(reached, version)
-            final.append((member, self._with_server(served)))
+            final.append((member, self._with_server(_final(reached, version))))
             judged.discard(folder_name(reached))
         self._finish(final)
         for name in judged:  # outcomes of another campaign replaced these
@@ -125,8 +123,7 @@ class Publisher:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
-                before = self._store.version(outcome.reference)
-                carried += before.images_of(outcome.device_class)
+                carried += self._store.version(outcome.reference).images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += [_with_host(each, outcome) for each in read_artifacts(folder)]
         if not artifacts and not carried:
@@ -264,8 +261,7 @@ class Publisher:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False
-        recorded = row.outcome
-        return replace(recorded, cached=outcome.cached) == outcome
+        return replace(row.outcome, cached=outcome.cached) == outcome
 
 
 def _with_host(artifact: Artifact, outcome: Outcome) -> Artifact:

@@ -155,8 +155,7 @@ def explain(config: Config, display: Display) -> None:
                 workers = _workers(fleet)
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
-            facts = facts_here(work.entries, work.classes, note)
-            workers = facts, [detect().classes]
+            workers = facts_here(work.entries, work.classes, note), [detect().classes]
         plan, skipped = _plan(config, work, ledger, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
         for line in plan.notes:
@@ -211,8 +210,7 @@ def prepare(config: Config, note: Note) -> Work:
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)
     digests = FileDigests(store.root / WORK / "digests.json")
-    place = workplace(store.uri)
-    materials = Materials(store.root, config.tracking_uri, digests, place=place)
+    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
     configured = [_configured(entry, config) for entry in catalog.entries]
     resolved, unusable = materials.resolve(configured)
     entries, refused = infer_inputs(resolved, digests.known, note)

@@ -108,8 +108,7 @@ def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
             raise FieldError("dims need `inputs:` whose shapes name them", field="dims")
         return None
     if not isinstance(given, dict | list):
-        message = f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
-        raise FieldError(message)
+        raise FieldError(f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]")
     for name, bound in dims.items():
         with field_errors(f"dims.{name}"):
             declared_dim(name, bound)

@@ -116,12 +116,11 @@ class Head:
             while not ended.wait(CHECK_INTERVAL_S):
                 self.check()
 
-        thread = threading.Thread(
+        threading.Thread(
             target=watch,
             name="head",
             daemon=True,
-        )
-        thread.start()
+        ).start()
         try:
             yield
         finally:

@@ -99,10 +99,9 @@ class CampaignRecord:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         facts = {}
         for name, of_class in self.facts.items():
-            toolchain = dict(of_class.toolchain)
             facts[name] = {
                 "num_threads": of_class.num_threads,
-                "toolchain": toolchain,
+                "toolchain": dict(of_class.toolchain),
                 "is_best": of_class.is_best,
             }
         problems = [outcome.to_json() for outcome in self.problems]
@@ -214,8 +213,7 @@ class History:
             if row.kind != "outcome":
                 keep_newest(self._records if row.kind == "campaign" else self._passes, row.key, row)
             else:
-                of_key = self._outcomes.setdefault((row.key, row.model), {})
-                keep_newest(of_key, row.campaign, row)
+                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
                 self._keys.setdefault(row.model, set()).add(row.key)
 
     def campaigns(self) -> list[str]:

@@ -179,8 +179,7 @@ class EarlierSpeeds:
             return
         if outcome.clock == "inherited":
             if before is not None:
-                num = before.num_inherited + 1
-                self._contests[place] = replace(before, num_inherited=num)
+                self._contests[place] = replace(before, num_inherited=before.num_inherited + 1)
             return
         error_ratio = outcome.figures.drift.error_ratio
         if outcome.clock not in ("wall", "cpu") or not outcome.architecture or error_ratio is None:

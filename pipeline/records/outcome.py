@@ -339,8 +339,7 @@ def nested_json(data: JsonView) -> Json:
     """Return what `flat_json` wrote as the codec reads it, which ignores unknown keys."""
     failure = {**data, "message": data["reason"]} if data["failure"] else None
     candidates = [{**part, "figures": _measured_json(part)} for part in data["candidates"]]
-    figures = _measured_json(data)
-    return {**data, "failure": failure, "figures": figures, "candidates": candidates}
+    return {**data, "failure": failure, "figures": _measured_json(data), "candidates": candidates}
 
 
 def _measured_json(part: JsonView) -> Json:

@@ -137,8 +137,7 @@ class CampaignMetrics(Display):
         self._progress.add(event)
         if event.kind in self._seconds and event.seconds:  # 0: it could not be started
             device_class = event.what.rpartition(" ")[2]
-            seconds = self._seconds[event.kind].labels(self._campaign, device_class)
-            seconds.observe(event.seconds)
+            self._seconds[event.kind].labels(self._campaign, device_class).observe(event.seconds)
         if event.unstable:
             self._unstable.labels(self._campaign).inc()
         if event.outcome is not None:
@@ -182,8 +181,7 @@ class CampaignMetrics(Display):
         yield from (backlog, logged)
 
     def _count(self, outcome: Outcome) -> None:
-        cached = str(outcome.cached).lower()
-        self._outcomes.labels(self._campaign, outcome.verdict, cached).inc()
+        self._outcomes.labels(self._campaign, outcome.verdict, str(outcome.cached).lower()).inc()
         if outcome.verdict in ("failed", "rejected"):
             code = outcome.code or outcome.failure_kind or ""
             self._failures.labels(self._campaign, code, outcome.device_class).inc()

@@ -207,8 +207,7 @@ class Executor:
         beside = None
         if others:
             limits, objective = others[0].item.entry.limits, others[0].item.entry.objective
-            entry_beside = replace(entry, limits=limits, objective=objective)
-            beside = self._judge_request(others, entry_beside)
+            beside = self._judge_request(others, replace(entry, limits=limits, objective=objective))
         item, state = task.item, task.progress.state
         results = state.results.items()
         contest = None if state.needs_contest else self._records.speeds.contest(item)
@@ -246,9 +245,8 @@ class Executor:
         if task.recipe is None:
             self._follow(task.progress, end_judge(state, JudgeResult.of_failure(failure)))
             return
-        key = task.item.builds[task.recipe].digest
         built = BuildResult(
-            key=key,
+            key=task.item.builds[task.recipe].digest,
             recipe=task.recipe,
             failure=failure,
         )
@@ -293,8 +291,7 @@ class Executor:
         judged: JudgeResult,
     ) -> None:
         progress = task.progress
-        failed = _failure_in(task, done, judged)
-        self._follow(progress, end_judge(progress.state, judged, failed))
+        self._follow(progress, end_judge(progress.state, judged, _failure_in(task, done, judged)))
         for recipe in judged.left_out:
             self._records.add(task.item, progress.state.results[recipe])
         self._show(

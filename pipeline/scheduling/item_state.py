@@ -157,11 +157,10 @@ def end_build(
         if retried is not None:
             return retried
         result = replace(result, failure=_final(state, recipe, failed))
-    estimate = learned(state.estimate, result.peak_bytes)
     state = replace(
         state,
         results={**state.results, recipe: result},
-        estimate=estimate,
+        estimate=learned(state.estimate, result.peak_bytes),
     )
     return _queue_builds(Step(state=state, result=result), hopeless or {})
 

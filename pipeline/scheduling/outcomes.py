@@ -66,11 +66,10 @@ def failed_outcome(item: Item, builds: Builds) -> Outcome:
         reason = next(iter(messages.values()))
     # The failure that is retried soonest decides what the next campaign does: the ledger records
     # the others by themselves.
-    first = min(failures.values(), key=retry_rank)
     return replace(
         outcome,
         reason=reason,
-        failure=replace(first, message=reason),
+        failure=replace(min(failures.values(), key=retry_rank), message=reason),
         candidates=tuple(map(_report, builds.values())),
     )
 

@@ -201,9 +201,8 @@ def _lacks_memory(task: Task, serving: Collection[Node]) -> str | None:
 def _without_node(task: Task, waited_s: float) -> Failure:
     best = " as its best class" if task.needs_best else ""
     served = f"{task.device_class}{best} with {task.least_cpus} CPUs"
-    message = f"no node serves {served}, for {waited_s:.0f} s; start one, and run again"
     return Failure(
         kind="infrastructure",
         code="CP-NO-NODE",
-        message=message,
+        message=f"no node serves {served}, for {waited_s:.0f} s; start one, and run again",
     )

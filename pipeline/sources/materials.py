@@ -151,12 +151,11 @@ class Materials:
 
             entry = of_version(entry, resolve_model(self._tracking_uri, source.location))
         elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
-            local = self._fetch_unpinned(source.location)
             entry = replace(
                 entry,
                 source=replace(
                     source,
-                    location=str(local),
+                    location=str(self._fetch_unpinned(source.location)),
                     origin=str(source),
                 ),
             )

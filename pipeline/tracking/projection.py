@@ -204,8 +204,7 @@ class Projection:
         info = self._parent.info
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
-            metrics = campaign_metrics(outcomes)
-            self._log(info.run_id, metrics, tags=tags, timestamp_ms=ended_ms)
+            self._log(info.run_id, campaign_metrics(outcomes), tags=tags, timestamp_ms=ended_ms)
             self.client.set_terminated(info.run_id, status=run_status(record), end_time=ended_ms)
 
     def _log_record(

@@ -179,8 +179,7 @@ class Registration:
             if is_newer or str(current.version) == target:
                 return
         if not self.rolled_back():
-            alias = self.outcome.device_class
-            self._client.set_registered_model_alias(self._name, alias, target)
+            self._client.set_registered_model_alias(self._name, self.outcome.device_class, target)
 
     def _delete_uploads(self) -> None:
         """Delete uploads that an earlier driver of this campaign left without a version."""
@@ -345,6 +344,5 @@ def aliased_artifacts(tracking_uri: str) -> set[str]:
         )
         for model in models:
             for number in set(model.aliases.values()):
-                version = client.get_model_version(model.name, number)
-                digests.add(version.tags.get(ARTIFACT, ""))
+                digests.add(client.get_model_version(model.name, number).tags.get(ARTIFACT, ""))
     return digests

@@ -132,8 +132,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             candidate.tried,
             accuracy=candidate.accuracy,
         )
-        verdict = _candidate_verdict(outcome, candidate)
-        texts[FREEZING] = freezing_markdown(title, verdict, rows)
+        texts[FREEZING] = freezing_markdown(title, _candidate_verdict(outcome, candidate), rows)
     if candidate.explanation:
         texts["explained.txt"] = candidate.explanation.text()
     if candidate.failure and outcome.log_tail:

@@ -303,8 +303,7 @@ def _judge_one(
         failures=request.failures,
     )
     result = summary(request, replace(judgement, reason=judgement.reason + note))
-    seconds = time.monotonic() - started
-    return replace(result, has_artifact=artifact is not None, judge_s=seconds)
+    return replace(result, has_artifact=artifact is not None, judge_s=time.monotonic() - started)
 
 
 def _inherited(
@@ -317,8 +316,7 @@ def _inherited(
         return judgement, f"the recipe that won before does not serve ({judgement.reason})"
     error_ratio = judgement.winner.measured.drift.error_ratio
     if error_ratio is None or error_ratio > request.drift_max:
-        why = f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
-        return judgement, why
+        return judgement, f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
     return confirm_inherited(session, judgement) if request.confirms else (judgement, "")
 
 

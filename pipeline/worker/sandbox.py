@@ -297,11 +297,10 @@ def _over_memory(what: str, bounds: Bounds) -> Failure:
 def _starved(how: str, peak_bytes: int) -> Failure:
     """Return the failure of a child whose process the kernel's OOM killer took."""
     used = f"this machine ran out of memory when it used {peak_bytes / 1e9:.1f} GB ({how})"
-    message = f"{used}; run less next to it, or use a larger worker"
     return Failure(
         kind="memory",
         code=NODE_MEMORY,
-        message=message,
+        message=f"{used}; run less next to it, or use a larger worker",
         tried_bytes=peak_bytes,
     )
 
