@@ -5,7 +5,7 @@ needs, in the store and in its work folder.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,7 +23,8 @@ from freezer.store import (
     marks_in,
     write_marks,
 )
-from pipeline.ledger import LEDGER, History, RowKind, read_holder, read_rows
+from pipeline.ledger import LEDGER, History, read_holder, read_rows
+from pipeline.records import Note
 from pipeline.reporting import driver_of
 from pipeline.tracking import move_aliases
 from pipeline.workspace import remove_abandoned, workplace
@@ -32,10 +33,7 @@ KINDS: tuple[Literal["candidates", "judged", "sources", "logs"], ...]
 KINDS = ("candidates", "judged", "sources", "logs")
 """What is removed of the work folder."""
 
-_BUILD: RowKind = "build"
 _MARKS = f"{MARKS}/_work/marks.json"
-
-Note = Callable[[str], None]
 
 
 def promote(
@@ -120,7 +118,7 @@ def needs_of(store: Store, note: Note) -> CampaignNeeds:
             needs.logs.add(member.judge_key)
             if campaign in started or (member.model, member.device_class) not in places:
                 models.add(member.model)
-    for row in read_rows(history.folder, kinds=(_BUILD,)):
+    for row in read_rows(history.folder, kinds=("build",)):
         if row.model in models:
             needs.builds.add(row.key)
     is_recorded = [history.recorded(campaign) >= since for campaign, since in started.items()]

@@ -118,7 +118,10 @@ class Publisher:
         decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
         for outcome in outcomes:
             if outcome.verdict == "kept-previous":
-                carried += self._kept_images(first.source.digest, outcome)
+                latest = self._store.version(outcome.model)
+                if latest.source_key != first.source.digest:
+                    # The same weights, which passed the drift gate for this source.
+                    carried += latest.images_of(outcome.device_class)
             if not outcome.has_artifact:
                 continue
             folder = self._folder(outcome) / "artifact"
@@ -145,14 +148,6 @@ class Publisher:
                     f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
                     " from the store"
                 )
-
-    def _kept_images(self, source: str, outcome: Outcome) -> tuple[Descriptor, ...]:
-        """The images that serve a class now, if they were published for another source. They have
-        the same weights, and passed the drift gate of this one.
-        """
-        latest = self._store.version(outcome.model)
-        is_of_another = latest.source_key != source
-        return latest.images_of(outcome.device_class) if is_of_another else ()
 
     def _with_server(self, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact what serves its class, if that can be

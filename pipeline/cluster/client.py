@@ -32,8 +32,6 @@ from pipeline.cluster.ray_cluster import Cluster, classes_of
 from pipeline.cluster.working_dir import in_job
 from pipeline.records import labels_of
 
-TOKEN_CODE = "CP-RAY-TOKEN"
-
 
 def check_token(address: str) -> None:
     """Connect to the head at `HOST:PORT`, which is known to answer.
@@ -64,7 +62,7 @@ def token_rejected(address: str, error: AuthenticationError) -> InfrastructureEr
         f"Ray at {address} rejects the token ({reason}; RAY_AUTH_MODE is {mode} here); set"
         " RAY_AUTH_MODE=token here, and copy ~/.ray/auth_token from the head to this machine (or"
         " set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN)",
-        code=TOKEN_CODE,
+        code="CP-RAY-TOKEN",
     )
 
 

@@ -16,15 +16,12 @@ from pipeline.ledger import (
     CampaignRecord,
     History,
     Holder,
-    RowKind,
     living_holder,
     read_holder,
     read_rows,
     refuse_registry,
 )
 from pipeline.records import Note, Outcome, Outcomes, iso
-
-_BUILD: RowKind = "build"
 
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
@@ -99,7 +96,7 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
             signs.append(member.time)
     outcomes += record.problems
     builds = {}
-    for row in read_rows(history.folder, kinds=(_BUILD,)):
+    for row in read_rows(history.folder, kinds=("build",)):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
             signs.append(row.time)

@@ -111,16 +111,6 @@ class Slot:
     judging_cpus: int = 0
     last_class: str = ""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the node may get another task."""
-        return self.tasks < self.node.num_cpus
-
-    @property
-    def has_room_to_judge(self) -> bool:
-        """Whether another judge would have its threads for itself."""
-        return self.judging_cpus < self.node.num_cpus
-
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
         self.last_class = task.device_class

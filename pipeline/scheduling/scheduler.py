@@ -90,7 +90,7 @@ class Scheduler:
         num_cpus = sum(slot.node.num_cpus for slot in slots)
         while slots:
             for slot in sorted(slots, key=lambda slot: slot.tasks / slot.node.num_cpus):
-                if not slot.has_room:
+                if slot.tasks >= slot.node.num_cpus:
                     slots.remove(slot)
                 elif judge := self._judge_for(slot, self._judges):
                     yield slot, [judge, *self._judges.take_portable(judge, slot, nodes)]
@@ -106,7 +106,9 @@ class Scheduler:
                     slots.remove(slot)
 
     def _judge_for(self, slot: Slot, judges: Queue) -> Task | None:
-        return judges.take(slot, self._fleet.nodes) if slot.has_room_to_judge else None
+        """A judge that would have its threads for itself."""
+        has_room = slot.judging_cpus < slot.node.num_cpus
+        return judges.take(slot, self._fleet.nodes) if has_room else None
 
     def record_start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Record that a group of builds, or one judge, was started in a slot."""

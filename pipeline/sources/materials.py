@@ -198,8 +198,7 @@ class Materials:
         run = entry.tags.get(SOURCE_RUN, "")[:8]
         folder = self._folder / "mlflow" / f"{slug(name)}-{version}-{run}".rstrip("-")
         if not folder.is_dir():
-            uri = source.location
-            model = RegistryModel(name=name, version=version, run_id=None, model_uri=uri)
+            model = RegistryModel(name=name, version=version)
             with staging_folder(self._store) as staging:
                 made = download(self._tracking_uri, model, staging)
                 made.chmod(0o755)

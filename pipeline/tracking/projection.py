@@ -139,21 +139,22 @@ class Projection:
             parents.sort(key=lambda run: run.info.run_id not in named)
             for duplicate in parents[1:]:  # of a server that died during a request
                 self.client.delete_run(duplicate.info.run_id)
-            self._parent = parents[0] if parents else self._create_parent(record.started)
+            self._parent = (
+                parents[0]
+                if parents
+                else self.client.create_run(
+                    self.experiment_id,
+                    start_time=int(record.started * 1000),
+                    tags={CAMPAIGN: self.campaign, KIND: "campaign"},
+                    run_name=f"campaign {self.campaign}",
+                )
+            )
             run_id = self._parent.info.run_id
             if not self.is_complete:
                 self.client.set_tag(run_id, COMPLETE, "")
             if not self._parent.data.params:
                 self._log(run_id, params={"catalog": record.catalog, **record.parameters})
             self.client.update_run(run_id, status="RUNNING")
-
-    def _create_parent(self, started: float) -> Run:
-        return self.client.create_run(
-            self.experiment_id,
-            start_time=int(started * 1000),
-            tags={CAMPAIGN: self.campaign, KIND: "campaign"},
-            run_name=f"campaign {self.campaign}",
-        )
 
     def log_outcome(self, outcome: Outcome, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.

@@ -50,13 +50,16 @@ class RegistryModel:
         name: name in the registry, any text without `/` and `:`.
         version: number, as text.
         run_id: run that made it, or None.
-        model_uri: `models:/NAME/VERSION`.
     """
 
     name: str
     version: str
-    run_id: str | None
-    model_uri: str
+    run_id: str | None = None
+
+    @property
+    def model_uri(self) -> str:
+        """`models:/NAME/VERSION`."""
+        return f"{MODELS}{self.name}/{self.version}"
 
     @classmethod
     def of(cls, version: ModelVersion) -> RegistryModel:
@@ -65,7 +68,6 @@ class RegistryModel:
             name=str(version.name),
             version=str(version.version),
             run_id=version.run_id or None,
-            model_uri=f"{MODELS}{version.name}/{version.version}",
         )
 
 
