@@ -17,7 +17,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from freezer.freezing.recipes import needs_torch_alone
@@ -99,33 +99,28 @@ class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        tasks: number of judges and groups of builds in flight.
-        gpu_tasks: number of those that take a GPU.
-        judging_cpus: CPUs that the judges among them need.
+        running: judges in flight, and the first build of each group.
         last_class: class of the last task.
     """
 
     node: Node
-    tasks: int = 0
-    gpu_tasks: int = 0
-    judging_cpus: int = 0
+    running: list[Task] = field(default_factory=list)
     last_class: str = ""
+
+    @property
+    def num_gpu_tasks(self) -> int:
+        """Number of tasks that take a GPU."""
+        return sum(takes_gpu(task.device_class) for task in self.running)
+
+    @property
+    def judging_cpus(self) -> int:
+        """CPUs that the judges need."""
+        return sum(task.judge_cpus for task in self.running if task.recipe is None)
 
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
         self.last_class = task.device_class
-        self._count(task, 1)
-
-    def end(self, task: Task) -> None:
-        """Record that a task ended."""
-        self._count(task, -1)
-
-    def _count(self, task: Task, change: int) -> None:
-        self.tasks += change
-        if task.recipe is None:
-            self.judging_cpus += change * task.judge_cpus
-        if takes_gpu(task.device_class):
-            self.gpu_tasks += change
+        self.running.append(task)
 
 
 def takes_gpu(name: str) -> bool:
@@ -184,7 +179,7 @@ class Queue:
             return window, num_serving, name != slot.last_class
 
         classes = [name for name in slot.node.classes if self._lines[name]]
-        if slot.gpu_tasks >= slot.node.num_gpus:
+        if slot.num_gpu_tasks >= slot.node.num_gpus:
             classes = [name for name in classes if not takes_gpu(name)]
         for name in sorted(classes, key=urgency):
             for task in islice(self._lines[name], LOOK_AHEAD):
