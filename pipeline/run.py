@@ -326,4 +326,4 @@ def _plan(
     )
     finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine)
     plan = make_plan(request, finished, work.digests)
-    return plan, skipped_outcomes(work.problems, plan.unplaced)
+    return plan, [*skipped_outcomes(work.problems), *plan.skipped]

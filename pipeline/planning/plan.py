@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.codec import Json, frozen
-from freezer.errors import CatalogError, InfrastructureError
+from freezer.errors import CatalogError, ColdpressError, InfrastructureError
 from freezer.freezing.choices import check_consented, left_out, select
 from freezer.freezing.recipes import made_for
 from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, source_key
-from pipeline.records import LABEL, ClassFacts, FleetFacts, Outcome
+from pipeline.records import LABEL, ClassFacts, Failure, FleetFacts, Outcome
 
 if TYPE_CHECKING:
     from pipeline.planning.finished_work import FinishedWork
@@ -76,20 +76,11 @@ class Item:
 
 
 @frozen
-class Unplaced:
-    """A model for a class without a node, or without a node that has enough threads."""
-
-    model: str
-    device_class: str
-    problem: InfrastructureError
-
-
-@frozen
 class Plan:
     """All items of a campaign, in the order of the catalog; the classes of a model are adjacent.
 
     Attributes:
-        unplaced: models and classes that --keep-going skips because no node serves them.
+        skipped: the outcomes that --keep-going skips because no node serves their class.
         lift_quarantine: whether items that crashed or hung in earlier campaigns are retried.
         facts: thread count and toolchain of each class.
         notes: lines for people: recipes that are left out, and finished artifacts that the store
@@ -97,7 +88,7 @@ class Plan:
     """
 
     items: tuple[Item, ...]
-    unplaced: tuple[Unplaced, ...] = ()
+    skipped: tuple[Outcome, ...] = ()
     lift_quarantine: bool = False
     facts: FleetFacts = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -142,7 +133,7 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         InfrastructureError: a class has no node, or not enough threads on all its nodes.
     """
     items = []
-    unplaced = []
+    skipped = []
     for entry in request.entries:
         try:
             source = source_key(entry, digests)
@@ -156,16 +147,34 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             if problem is None:
                 items.append(_item(request, entry, name, source, samples))
             elif request.keep_going:
-                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
+                skipped.append(skipped_outcome(entry.name, name, "infrastructure", [problem]))
             else:
                 raise problem
     digests.save()
     return Plan(
         items=finished.applied_to_all(items),
-        unplaced=tuple(unplaced),
+        skipped=tuple(skipped),
         notes=(*recipes_left_out(request), *sorted(finished.repairs)),
         lift_quarantine=finished.lifted,
         facts=request.facts,
+    )
+
+
+def skipped_outcome(
+    model: str, device_class: str, kind: str, errors: Sequence[ColdpressError]
+) -> Outcome:
+    """The outcome of an item that is skipped because of errors, before its keys are known."""
+    reason = "; ".join(map(str, errors))
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="failed",
+        failure=Failure(kind=kind, code=errors[0].code, message=reason),
+        reason=reason,
+        num_threads=0,
+        source="",
+        source_key="",
+        judge_key="",
     )
 
 

@@ -62,5 +62,5 @@ def test_too_many_threads_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "CP-NO-NODE"
     plan = planned(tmp_path, (1, 4), keep_going=True)
     assert [item.device_class for item in plan.items] == ["portable"]
-    (unplaced,) = plan.unplaced
-    assert (unplaced.device_class, unplaced.problem.code) == (HERE, "CP-NO-NODE")
+    (skipped,) = plan.skipped
+    assert (skipped.device_class, skipped.code) == (HERE, "CP-NO-NODE")
