@@ -71,7 +71,7 @@ class Campaign:
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
         final = self._final
-        reached = [final[_place(one)] for one in planned.members if _place(one) in final]
+        reached = [final[one.place] for one in planned.members if one.place in final]
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
         record = replace(
@@ -80,7 +80,7 @@ class Campaign:
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(one for one in planned.members if _place(one) not in final),
+            unreached=tuple(one for one in planned.members if one.place not in final),
         )
         try:
             self._record(record)
@@ -139,14 +139,14 @@ class Campaign:
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
             for done in final:
-                self._final[_place(done)] = done
+                self._final[done.place] = done
             if final:
                 self.tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
-            what = f"{outcome.model} {outcome.device_class}"
+            what = " ".join(outcome.place)
             self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
     def _begun(self) -> dict[str, ItemState]:
@@ -182,11 +182,6 @@ class Campaign:
             num_builds=sum(len(state.built) for state in self._begun().values()),
             experiment_id=self.tracker.experiment_id,
         )
-
-
-def _place(of: Outcome | Member) -> tuple[str, str]:
-    """The model and device class of an outcome or member."""
-    return of.model, of.device_class
 
 
 def driver_facts(files: Path) -> dict[str, str]:

@@ -113,10 +113,10 @@ def needs_of(store: Store, note: Note) -> CampaignNeeds:
         reached = history.members(campaign, record)
         for each in reached:
             needs.logs.update(report.build_key for report in each.outcome.candidates)
-        places = {(each.outcome.model, each.outcome.device_class) for each in reached}
+        places = {each.outcome.place for each in reached}
         for member in (*record.members, *record.unreached):
             needs.logs.add(member.judge_key)
-            if campaign in started or (member.model, member.device_class) not in places:
+            if campaign in started or member.place not in places:
                 models.add(member.model)
     for row in read_rows(history.folder, kinds=("build",)):
         if row.model in models:

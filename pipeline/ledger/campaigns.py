@@ -33,6 +33,11 @@ class Member(NamedTuple):
     device_class: str
     cached: bool
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The model and the device class."""
+        return self.model, self.device_class
+
 
 @frozen
 class CampaignRecord:
@@ -291,7 +296,7 @@ class History:
         """Return outcomes that only earlier starts of a campaign reached: the newest of each model
         and class not in its record.
         """
-        named = {(member.model, member.device_class) for member in record.members}
+        named = {member.place for member in record.members}
         newest: dict[tuple[str, str], LedgerRow] = {}
         for rows in self._outcomes.values():
             row = rows.get(campaign)

@@ -238,8 +238,7 @@ def explain_plan(
         why = "" if item.why == "unchanged" else f" ({item.why})"
         lines.append(f"{item.label()}: {_work_of(item, records)}{why}")
     for outcome in skipped:
-        place = f"{outcome.model} {outcome.device_class}"
-        lines.append(f"{place}: nothing ({outcome.coded_reason})")
+        lines.append(f"{' '.join(outcome.place)}: nothing ({outcome.coded_reason})")
     for line in lines:
         display.note(line)
 

@@ -140,15 +140,12 @@ def _items(
     items = defaultdict[str, list[str]](list)
     final = set()
     for outcome in outcomes:
-        place = (outcome.model, outcome.device_class)
-        items[outcome.verdict].append(" ".join(place))
-        final.add(place)
+        items[outcome.verdict].append(" ".join(outcome.place))
+        final.add(outcome.place)
     for member in (*record.members, *record.unreached):
-        place = (member.model, member.device_class)
-        if place in final:
-            continue
-        state = "in progress" if place in begun else "waiting"
-        items[state].append(" ".join(place))
+        if member.place not in final:
+            state = "in progress" if member.place in begun else "waiting"
+            items[state].append(" ".join(member.place))
     return dict(items)
 
 

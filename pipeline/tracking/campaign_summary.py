@@ -104,7 +104,7 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     entries.
     """
     digest = hashlib.sha256(str(FORM).encode())
-    for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
         if outcome.judge_key:
             shown = replace(outcome, cached=False).to_json()
             digest.update(json.dumps(shown, sort_keys=True, default=str).encode())

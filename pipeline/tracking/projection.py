@@ -168,7 +168,7 @@ class Projection:
         """
         records = run_records(outcome, self.campaign)
         ended = time.time() if reached is None else reached
-        runs = self._runs.setdefault((outcome.model, outcome.device_class), {})
+        runs = self._runs.setdefault(outcome.place, {})
         with reaching(self.tracking_uri):
             for recipe in runs.keys() - {record.recipe for record in records}:
                 self.client.delete_run(runs.pop(recipe).run_id)
