@@ -263,25 +263,21 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
         with connect(address) as cluster:
             nodes = cluster.nodes()
     except ColdpressError as error:
-        remedy = (
-            f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head"
-            " --port 6379"
-        )
+        status = f"ray status --address {shlex.quote(address)}"
         yield Finding(
             check="Ray",
             level="error",
             text=f"{version}: {error.coded}",
-            remedy=remedy,
+            remedy=f"{status}   # if nothing answers: ray start --head --port 6379",
         )
         return
     served = classes_of(nodes)
     text = f"{version}, cluster {address}: {len(nodes)} nodes with CPUs"
     if set(served) <= {PORTABLE}:
-        text = f"{text}, none of which has the label of a device class"
         yield Finding(
             check="Ray",
             level="warning",
-            text=text,
+            text=f"{text}, none of which has the label of a device class",
             remedy=f"{JOIN}   # on each worker",
         )
         return

@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from freezer.codec import decode, encode, frozen
+from freezer.codec import encode, frozen, read_record
 from freezer.errors import (
     InfrastructureError,
     IntegrityError,
@@ -128,8 +128,8 @@ def read_holder(store: Store, campaign: str) -> Holder | None:
     path = lease_path(campaign)
     try:
         content = retried(lambda: store.files.read(path))
-        return decode(Holder, json.loads(content), origin=path)
-    except (FileNotFoundError, ValueError, IntegrityError):
+        return read_record(Holder, content, origin=path)
+    except (FileNotFoundError, IntegrityError):
         return None
 
 

@@ -148,21 +148,13 @@ class Queue:
         else:
             line.append(task)
 
-    def classes(self) -> list[str]:
-        """Return the classes with tasks."""
-        return [name for name, line in self._lines.items() if line]
-
-    def num_of(self, name: str) -> int:
-        """Return the number of tasks of a class."""
-        return len(self._lines[name])
-
     def num_for(self, node: Node, nodes: Collection[Node]) -> int:
         """Return the number of tasks of the classes of which a node may take one now."""
         num_tasks = 0
         for name in node.classes:
             first = islice(self._lines[name], LOOK_AHEAD)
             if any(fits(task, node, nodes) for task in first):
-                num_tasks += self.num_of(name)
+                num_tasks += len(self._lines[name])
         return num_tasks
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> Task | None:

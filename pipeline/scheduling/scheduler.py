@@ -158,15 +158,14 @@ class Scheduler:
         task, and for other classes cores for the waiting tasks, up to a doubling.
         """
         asked = Counter[Ask]()
-        waiting = {name for queue in self._queues for name in queue.classes()}
-        for name in waiting | self._unserved.keys():
+        waiting = Counter(task.device_class for task in chain.from_iterable(self._queues))
+        for name in waiting.keys() | self._unserved.keys():
             if name in self._unserved:
                 asked[self._unserved[name]] = 1
                 continue
             slots = [slot for slot in self._in_use if name in slot.node.classes]
             num_cpus = sum(slot.node.num_cpus for slot in slots)
-            num_waiting = sum(queue.num_of(name) for queue in self._queues)
-            asked[Ask(device_class=name)] = min(num_waiting, MAX_ASKED * num_cpus)
+            asked[Ask(device_class=name)] = min(waiting[name], MAX_ASKED * num_cpus)
         return asked
 
 

@@ -155,6 +155,17 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
         return client
 
 
+@contextmanager
+def connected(tracking_uri: str) -> Iterator[MlflowClient]:
+    """Connect to a server or an existing database; errors are those of `resolve`, `connect` and
+    `reaching`.
+    """
+    address = resolve(tracking_uri)
+    client = connect(address)
+    with reaching(address):
+        yield client
+
+
 def resolve(tracking_uri: str) -> str:
     """Make a relative sqlite path of a URI absolute.
 

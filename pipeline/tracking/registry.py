@@ -35,10 +35,9 @@ from pipeline.tracking.connection import (
     MISSING,
     MODELS,
     all_pages,
-    connect,
+    connected,
     named,
     reaching,
-    resolve,
     upload,
 )
 from pipeline.tracking.model_files import DATA, write_model_files
@@ -292,9 +291,7 @@ def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool
         InfrastructureError: MLflow cannot be reached, or refuses.
         NotPublishedError: MLflow lacks an artifact.
     """
-    uri = resolve(tracking_uri)
-    client = connect(uri)
-    with reaching(uri), ExitStack() as undo:
+    with connected(tracking_uri) as client, ExitStack() as undo:
         for registered, numbers in _aliases(client, name, version).items():
             before = client.get_registered_model(registered).aliases
             for alias in (name, *(f"{name}-{each}" for each in DEVICE_CLASSES)):
@@ -336,9 +333,8 @@ def aliased_artifacts(tracking_uri: str) -> set[str]:
     Raises:
         InfrastructureError: MLflow cannot be reached.
     """
-    uri = resolve(tracking_uri)
-    client, digests = connect(uri), set()
-    with reaching(uri):
+    digests = set()
+    with connected(tracking_uri) as client:
         models: list[RegisteredModel] = all_pages(
             lambda page: client.search_registered_models(page_token=page)
         )

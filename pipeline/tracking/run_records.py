@@ -191,7 +191,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "code": outcome.code,
             "artifact": outcome.artifact,
             "version": None if outcome.version is None else str(outcome.version),
-            OUTCOME.removeprefix("coldpress."): _digest(outcome, recipe),
+            "outcome": _digest(outcome, recipe),
         }
     )
 

@@ -20,10 +20,8 @@ from pipeline.tracking.connection import (
     MISSING,
     MODELS,
     all_pages,
-    connect,
+    connected,
     named,
-    reaching,
-    resolve,
 )
 from pipeline.tracking.mlmodel import MLMODEL
 from pipeline.tracking.run_records import ARTIFACT, FROZEN, KIND
@@ -87,9 +85,7 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
     from mlflow.exceptions import MlflowException
 
     name, alias, number = _parse(uri)
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         try:
             if alias is not None:
                 return _checked(client.get_model_version_by_alias(name, alias))
@@ -125,9 +121,7 @@ def list_registry(
         CatalogError: MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         found: list[RegisteredModel] = all_pages(
             lambda token: _search_models(client, filter_string, token)
         )
@@ -145,9 +139,7 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     """
     from mlflow.artifacts import download_artifacts, list_artifacts
 
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         location = _location(client, model)
         try:
             folder = download_artifacts(

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.codec import decode, encode, frozen
+from freezer.codec import encode, frozen, read_record
 from freezer.errors import JudgeError
 from freezer.files import write_whole
 from freezer.freezing.sources import CODE_KINDS
@@ -117,7 +117,7 @@ def _platform() -> str:
 
 def _first(place: Workplace, key: str) -> Load | None:
     content = place.read("weights", key, RECORD)
-    return None if content is None else decode(Load, json.loads(content), origin=RECORD)
+    return None if content is None else read_record(Load, content, origin=RECORD)
 
 
 def _record(

@@ -79,7 +79,7 @@ class NoRay(Cluster):
     """Base of clusters that run tasks without Ray; the driver is on a machine of its own."""
 
     def __init__(self) -> None:
-        self.joined, self.home = False, "elsewhere"
+        self.joined = False
 
 
 class InProcess(NoRay):
