@@ -141,8 +141,7 @@ def gc(
 def _print_garbage(found: Collection[Garbage], cleaning: Cleaning) -> None:
     """Print what is removed now, and what later, by kind."""
     rows = table("kind", "removed", "size", "marked", "size")
-    kinds = dict.fromkeys(item.kind for item in found)
-    for kind in (*kinds, "total"):
+    for kind in (*dict.fromkeys(item.kind for item in found), "total"):
         cells = [kind]
         for removed in (True, False):
             items = [i for i in found if i.removed is removed and kind in (i.kind, "total")]

@@ -248,9 +248,8 @@ def checked_config(options: Mapping[str, Any]) -> Config:
     from pipeline.config import Config
     from pipeline.tracking import default_tracking_uri
 
-    same = {name: options[name] for name in SAME}
     config = Config(
-        **same,
+        **{name: options[name] for name in SAME},
         tracking_uri=options["tracking_uri"] or default_tracking_uri(),
         campaign=options["campaign"] or "",
         device_classes=tuple(options["device_class"] or ()),

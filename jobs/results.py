@@ -134,8 +134,7 @@ def _print_changes(changes: Sequence[OutcomeChange]) -> None:
             reason = f": {change.why}" if change.why else ""
             say(f"{change.kind}: {change.model} {change.device_class}{reason}")
     counts = Counter(change.kind for change in changes)
-    summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    say(summary)
+    say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 
 @history_app.command()
@@ -205,11 +204,10 @@ def _print_outcomes(
     from pipeline.reporting import result_table
 
     for name, outcomes in by_class.items():
-        rows = [_cells(outcome) for outcome in reversed(outcomes)]
         console.print(
             result_table(
                 _COLUMNS,
-                rows,
+                [_cells(outcome) for outcome in reversed(outcomes)],
                 console,
                 narrow=7,
                 title=f"{model} on {name}",

@@ -146,8 +146,7 @@ class Campaign:
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
-            what = " ".join(outcome.place)
-            self.display.show(Event(kind="outcome", what=what, outcome=outcome))
+            self.display.show(Event(kind="outcome", what=" ".join(outcome.place), outcome=outcome))
 
     def _begun(self) -> dict[str, ItemState]:
         """The states of the items that had to be done, by label."""

@@ -231,8 +231,7 @@ class Publisher:
                 continue
             # It replaces results with fewer recipes, too.
             name = judged_name(outcome.judge_key, outcome.model)
-            folders = self._folder(outcome).parent
-            for folder in folders.glob(f"{name}~*"):
+            for folder in self._folder(outcome).parent.glob(f"{name}~*"):
                 self._place.drop("judged", folder.name)
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:

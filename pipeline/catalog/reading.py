@@ -147,11 +147,8 @@ def read_entries(given: Sequence[CatalogEntry], *, only: Sequence[str] = ()) -> 
     Raises:
         CatalogError, UsageError: as `read_catalog`; a function cannot be imported by workers.
     """
-    records = [
-        Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)
-    ]
     return _read_records(
-        records,
+        [Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)],
         folder=Path.cwd(),
         origin="the catalog",
         only=only,

@@ -247,8 +247,7 @@ class Ledger:
         if not drafts:
             return
         self.check()
-        rows = [self._row(draft) for draft in drafts]
-        self._write(encode(rows))
+        self._write(encode([self._row(draft) for draft in drafts]))
         # The rows are written; the next append reports a problem.
         with suppress(LeaseLostError, StoreUnreachableError):
             self._merge_small(MERGE_AT)

@@ -97,13 +97,12 @@ class FinishedWork:
         noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
         if noisy and not item.policy.accept_noise:
             return None, "was measured on a busy machine with --accept-noise"
-        kept = is_kept(
+        if not is_kept(
             failure,
             memory_bytes=item.memory_bytes,
             timeout_s=item.entry.limits.timeout_s,
             lifted=self.lifted,
-        )
-        if not kept:
+        ):
             assert failure is not None
             return None, f"failed earlier ({failure.kind}); retrying"
         if outcome.verdict == "kept-previous":

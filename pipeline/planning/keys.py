@@ -106,12 +106,11 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         OSError: a file is missing or unreadable.
     """
     source = entry.source
-    files = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
     parts: Json = {
         "kind": source.kind,
         "args": dict(source.args),
         "seed": source.seed,
-        "files": files,
+        "files": {str(index): digests.of(path) for index, path in enumerate(entry.files)},
     }
     if source.method is not None:
         parts["method"] = source.method

@@ -160,8 +160,7 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
         classes = ", ".join(outcome.device_class for outcome in group)
         yield Text.assemble((f"{first.model} {classes}: ", "bold"), first.coded_reason or "")
         if first.failure_kind in UNEXPLAINED:
-            lines = first.log_tail.splitlines()
-            for line in lines[-MAX_LOG_LINES:]:
+            for line in first.log_tail.splitlines()[-MAX_LOG_LINES:]:
                 yield Text(f"    {line}", style="dim")
         logs = set()
         for outcome in group:

@@ -267,9 +267,8 @@ class LineDisplay(Display):
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
-        line = f"{time.monotonic() - self._started:7.1f}s {text}"
         self._console.print(
-            line,
+            f"{time.monotonic() - self._started:7.1f}s {text}",
             highlight=False,
             markup=False,
             soft_wrap=True,

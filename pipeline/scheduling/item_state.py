@@ -129,11 +129,10 @@ def start(
         hopeless: recipes to skip, each with the reason.
         first: recipes to build before the others, if any; they report the recipes to skip.
     """
-    waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
     state = replace(
         state,
         results=finished,
-        waiting=waiting,
+        waiting=tuple(recipe for recipe in state.item.builds if recipe not in finished),
     )
     return _queue_builds(Step(state=state), hopeless, first=first)
 
@@ -207,10 +206,9 @@ def end_judge(
 def _begin_contest(state: ItemState, why: str) -> Step:
     """Build what was skipped, and judge all."""
     skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
-    results = {name: state.results[name] for name in state.results if name not in skipped}
     state = replace(
         state,
-        results=results,
+        results={name: state.results[name] for name in state.results if name not in skipped},
         waiting=skipped,
         needs_contest=True,
     )

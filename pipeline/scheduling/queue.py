@@ -167,8 +167,7 @@ class Queue:
 
         def urgency(name: str) -> tuple[int, int, bool]:
             window = self._lines[name][0].progress.index // WINDOW
-            num_serving = sum(name in node.classes for node in nodes)
-            return window, num_serving, name != slot.last_class
+            return window, sum(name in node.classes for node in nodes), name != slot.last_class
 
         classes = [name for name in slot.node.classes if self._lines[name]]
         if slot.num_gpu_tasks >= slot.node.num_gpus:
