@@ -159,9 +159,7 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     Raises:
         StoreUnreachableError: the ledger cannot be read.
     """
-    alive = {}
-    for name in History(store).campaigns():
-        _, alive[name] = driver_of(store, name, note)
+    alive = {name: driver_of(store, name, note)[1] for name in History(store).campaigns()}
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
     for name, lives in alive.items():

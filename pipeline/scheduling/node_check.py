@@ -292,7 +292,7 @@ def facts_here(
 
 def with_memory_here(known: FleetFacts) -> dict[str, ClassFacts]:
     """Return recorded facts with the memory of this machine, which no record has."""
-    facts = {}
-    for name, each in known.items():
-        facts[name] = replace(each, memory_bytes=bounds_of(Limits(), name).memory_bytes)
-    return facts
+    return {
+        name: replace(facts, memory_bytes=bounds_of(Limits(), name).memory_bytes)
+        for name, facts in known.items()
+    }

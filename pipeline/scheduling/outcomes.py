@@ -56,10 +56,11 @@ def failed_outcome(item: Item, builds: Builds) -> Outcome:
             verdict="kept-eager",
             reason=reason,
         )
-    failures = {}
-    for recipe, build in builds.items():
-        if build.failure and not build.is_skipped:
-            failures[recipe] = build.failure
+    failures = {
+        recipe: build.failure
+        for recipe, build in builds.items()
+        if build.failure and not build.is_skipped
+    }
     messages = {recipe: failure.message for recipe, failure in failures.items()}
     reason = "; ".join(map(": ".join, messages.items()))
     if len(set(messages.values())) == 1:

@@ -186,9 +186,7 @@ def _report(trial: Trial, builds: Mapping[str, str]) -> CandidateReport:
 
 def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
     """The worst row of each output and input set, the worst first, at most MAX_OUTPUTS."""
-    worst = {}
-    for row in sorted(rows, key=_severity):
-        worst[row.output, row.kind, row.set_index] = row
+    worst = {(row.output, row.kind, row.set_index): row for row in sorted(rows, key=_severity)}
     names = [part.name for part in fields(OutputDrift)]
     shown = sorted(worst.values(), key=_severity, reverse=True)[:MAX_OUTPUTS]
     return tuple(OutputDrift(**{name: getattr(row, name) for name in names}) for row in shown)
