@@ -22,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from freezer.errors import UsageError
+from pipeline.cluster import host_and_port
 from pipeline.records import STYLES, Event, LiveFigures, Outcome
 from pipeline.reporting.display import CampaignProgress, Display, Work
 
@@ -45,7 +46,13 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
         yield display
         return
     metrics = CampaignMetrics(display, campaign)
-    host, port = _parsed(address)
+    place = host_and_port(address)
+    if place is None:
+        raise UsageError(
+            f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write"
+            " --metrics 127.0.0.1:9105"
+        )
+    host, port = place
     try:
         server, thread = start_http_server(
             port,
@@ -64,16 +71,6 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _parsed(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(
-            f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write"
-            " --metrics 127.0.0.1:9105"
-        )
-    return host.strip("[]"), int(port)
 
 
 class CampaignMetrics(Display):

@@ -205,7 +205,7 @@ class Materials:
                 move_whole(made, folder)
         silent = entry.spec is None and entry.samples is None
         described = describe(folder, inputs=silent)
-        if described.needs_trust and not source.trust:
+        if described.kind == "pickle" and not source.trust:
             raise SourceError(
                 f"{source} is a pickled module, which runs code when loaded; add `trust: true`"
                 " (--trust for a registry), or log it with mlflow.pytorch.log_model(...,"

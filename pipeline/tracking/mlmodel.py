@@ -73,11 +73,6 @@ class Described:
     dims: dict[str, dict[str, int]] = field(default_factory=dict)
     samples: dict[str, Array] | None = None
 
-    @property
-    def needs_trust(self) -> bool:
-        """Whether loading executes code of the model."""
-        return self.kind == "pickle"
-
 
 def describe(folder: Path, *, inputs: bool = True) -> Described:
     """Describe a downloaded version.

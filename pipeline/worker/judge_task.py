@@ -62,10 +62,10 @@ def judge(request: JudgeRequest) -> tuple[JudgeResult, ...]:
     if request.beside is None:
         return (_stored_result(place, request) or _judge(place, request)[0],)
     requests = (replace(request, beside=None), request.beside)
-    stored = [_stored_result(place, each) for each in requests]
-    results = (None, None) if any(stored) else _judge(place, request)
-    known = zip(requests, stored, results, strict=True)
-    return tuple(first or second or judge(each)[0] for each, first, second in known)
+    is_stored = any(_stored_result(place, each) for each in requests)
+    results = (None, None) if is_stored else _judge(place, request)
+    known = zip(requests, results, strict=True)
+    return tuple(result or judge(each)[0] for each, result in known)
 
 
 def _stored_result(place: Workplace, request: JudgeRequest) -> JudgeResult | None:
@@ -245,7 +245,9 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: _Folders) -> Ite
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
 
-    take_precedence()
+    # Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
+    if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
+        be_nice(NICENESS)
     entry = request.entry
     target = target_here(request.device_class, request.threads)
     metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
@@ -318,12 +320,3 @@ def _inherited(
     if error_ratio is None or error_ratio > request.drift_max:
         return judgement, f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
     return confirm_inherited(session, judgement) if request.confirms else (judgement, "")
-
-
-def take_precedence() -> None:
-    """Let this process and its new threads run before other processes, if that is allowed.
-
-    Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
-    """
-    if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
-        be_nice(NICENESS)
