@@ -64,8 +64,7 @@ def judge(request: JudgeRequest) -> tuple[JudgeResult, ...]:
     requests = (replace(request, beside=None), request.beside)
     is_stored = any(_stored_result(place, each) for each in requests)
     results = (None, None) if is_stored else _judge(place, request)
-    known = zip(requests, results, strict=True)
-    return tuple(result or judge(each)[0] for each, result in known)
+    return tuple(result or judge(each)[0] for each, result in zip(requests, results, strict=True))
 
 
 def _stored_result(place: Workplace, request: JudgeRequest) -> JudgeResult | None:
