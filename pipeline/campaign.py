@@ -97,12 +97,8 @@ class Campaign:
         members = []
         for item in self.plan.items:
             finished = item.finished
-            member = Member(
-                judge_key=item.judge.digest,
-                model=item.entry.name,
-                device_class=item.device_class,
-                cached=finished is not None and continued.reached(finished).cached,
-            )
+            cached = finished is not None and continued.reached(finished).cached
+            member = Member(item.judge.digest, item.entry.name, item.device_class, cached)
             members.append(member)
         return CampaignRecord(
             catalog=self.config.catalog_name,

@@ -15,7 +15,6 @@ from pipeline.reporting.display import Display, LineDisplay, display_for
 from pipeline.reporting.html_report import report_page
 from pipeline.reporting.metrics import metered
 from pipeline.reporting.status import (
-    Status,
     campaign_status,
     campaigns_in_words,
     driver_of,
@@ -28,7 +27,6 @@ __all__ = [
     "LineDisplay",
     "OutcomeChange",
     "PastOutcome",
-    "Status",
     "campaign_status",
     "campaigns_in_words",
     "compare",

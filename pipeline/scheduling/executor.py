@@ -99,7 +99,13 @@ class Executor:
                         yield self._decided.popleft()
                 if not (scheduler.num_waiting or self._handles or self._decided):
                     return
-                self._start_tasks()
+                scheduler.tick()
+                if self._fleet.blind:
+                    self._materials.ship_from_now_on()
+                for task, failure in scheduler.given_up():
+                    self._give_up(task, failure)
+                for slot, tasks in scheduler.next_tasks():
+                    self._start(tasks, slot)
                 if self._handles:
                     for done in cluster.wait(self._handles, timeout_s=IDLE_S):
                         self._end(done)
@@ -146,17 +152,6 @@ class Executor:
             outcome = self._records.counted(item, state.outcome)
             if not self._checks.start(item, outcome):
                 self._decided.append((item, outcome))
-
-    def _start_tasks(self) -> None:
-        """Start the tasks that may run now."""
-        scheduler = self._scheduler
-        scheduler.tick()
-        if self._fleet.blind:
-            self._materials.ship_from_now_on()
-        for task, failure in scheduler.given_up():
-            self._give_up(task, failure)
-        for slot, tasks in scheduler.next_tasks():
-            self._start(tasks, slot)
 
     def _start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Start a group of builds, or one judge, unless its source cannot be brought."""

@@ -118,18 +118,7 @@ def _redirect(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.stdout = os.fdopen(
-        1,
-        "w",
-        buffering=1,
-        closefd=False,
-    )
-    sys.stderr = os.fdopen(
-        2,
-        "w",
-        buffering=1,
-        closefd=False,
-    )
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(2, all_threads=False)

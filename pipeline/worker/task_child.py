@@ -155,7 +155,8 @@ def infer_inputs(
         known: remembers answers by key, and is added to.
         note: called with what was inferred, in the form of a catalog.
     """
-    keys = {entry.name: _key(entry) for entry in entries if _is_asked(entry)}
+    saved = [entry for entry in entries if entry.source.kind == "transformers"]
+    keys = {entry.name: _key(entry) for entry in saved if not isinstance(entry.samples, str)}
     new = [entry for entry in entries if keys.get(entry.name, "") not in {"", *known}]
     answers = dict(zip([entry.name for entry in new], _ask(new), strict=True)) if new else {}
     usable = []
@@ -179,10 +180,6 @@ def infer_inputs(
         else:
             usable.append(entry)
     return usable, problems
-
-
-def _is_asked(entry: Entry) -> bool:
-    return entry.source.kind == "transformers" and not isinstance(entry.samples, str)
 
 
 def _key(entry: Entry) -> str:
