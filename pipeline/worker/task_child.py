@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.files import scratch_folder
-from freezer.hardware import device_class, machine_bytes, this_host
+from freezer.hardware import available_cpus, device_class, machine_bytes, this_host
 from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.records import ClassFacts, Note
@@ -101,12 +101,11 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
 PROBE_TIMEOUT_S = 120.0
 
 
-def probe(name: str, num_threads: int) -> ClassFacts:
+def probe(name: str) -> ClassFacts:
     """Return what this worker builds with.
 
     Args:
         name: device class; a GPU class adds the names of the driver and the GPU.
-        num_threads: number of threads that the worker gives to items.
 
     Raises:
         RuntimeError: torch cannot be imported there.
@@ -125,7 +124,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
         message = f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
         raise RuntimeError(message)
     return ClassFacts(
-        num_threads=num_threads,
+        num_threads=available_cpus(),
         toolchain=end.value,
         memory_bytes=bounds.memory_bytes,
         emulated=this_host().emulated,
