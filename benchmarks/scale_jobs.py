@@ -15,7 +15,7 @@ from typing import Any
 
 from freezer.artifact import MANIFEST, Artifact, Measured, MeasuredDrift, MeasuredLatency
 from freezer.files import link_or_copy
-from freezer.hardware import PORTABLE, auto_classes, best_level, detect
+from freezer.hardware import PORTABLE, best_level, detect
 from freezer.spec import SamplingPolicy
 from freezer.store import WORK, Store
 from pipeline.campaign import Campaign
@@ -84,7 +84,7 @@ def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
     request = PlanRequest(
         entries=entries,
         facts={level: facts, PORTABLE: facts},
-        auto=[level, PORTABLE],
+        nodes=[[level, PORTABLE]],
         policy=SamplingPolicy(),
     )
     return make_plan(request, FinishedWork(store, ledger), digests)
@@ -302,7 +302,7 @@ def idle_job(job: Mapping[str, Any]) -> dict[str, Any]:
         request = PlanRequest(
             entries=work.entries,
             facts=facts_here(work.entries, work.classes, print),
-            auto=auto_classes(detect().classes),
+            nodes=[detect().classes],
             policy=config.policy,
         )
         plan = make_plan(request, FinishedWork(work.store, ledger), work.digests)

@@ -44,7 +44,6 @@ from pipeline.planning import (
     FinishedWork,
     Plan,
     PlanRequest,
-    auto_classes_of,
     make_plan,
 )
 from pipeline.records import FleetFacts, LiveFigures, Note, Outcome
@@ -319,8 +318,7 @@ def _plan(
     request = PlanRequest(
         entries=work.entries,
         facts=facts,
-        auto=auto_classes_of(nodes),
-        auto_precise=auto_classes_of(nodes, precise=True),
+        nodes=nodes,
         policy=config.policy,
         keep_going=config.keep_going,
     )

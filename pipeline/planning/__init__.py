@@ -23,7 +23,6 @@ from pipeline.planning.plan import (
     Item,
     Plan,
     PlanRequest,
-    auto_classes_of,
     make_plan,
     skipped_outcome,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "Item",
     "Plan",
     "PlanRequest",
-    "auto_classes_of",
     "demand_of",
     "learned",
     "make_plan",

@@ -106,16 +106,14 @@ class PlanRequest:
     Attributes:
         entries: of the catalog.
         facts: thread count and toolchain of each class that a node serves.
-        auto: the classes that `auto` means on this cluster; `auto_precise` for entries with
-            consent to lower precision.
+        nodes: the classes of each node, which decide what `auto` means.
         policy: of sampling.
         keep_going: skip classes without a node or without enough threads.
     """
 
     entries: Sequence[Entry]
     facts: FleetFacts
-    auto: Sequence[str]
-    auto_precise: Sequence[str] = ()
+    nodes: Sequence[Sequence[str]]
     policy: SamplingPolicy
     keep_going: bool = False
 
@@ -141,7 +139,7 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         except OSError as error:
             message = f"{error}; put the file back, and start again"
             raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
-        auto = request.auto_precise if entry.precision else request.auto
+        auto = auto_classes_of(request.nodes, precise=bool(entry.precision))
         for name in _classes(entry.device_classes, auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:

@@ -186,13 +186,15 @@ class Queue:
         state = task.progress.state
         line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
-        alike: list[Task] = []
-        for build in islice(line, 2 * LOOK_AHEAD):
-            is_alike = build.progress is task.progress and fits(build, slot.node, nodes)
-            if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:
-                alike.append(build)
-        self.remove(alike)
-        return alike
+        alike = [
+            build
+            for build in islice(line, 2 * LOOK_AHEAD)
+            if build.progress is task.progress
+            and state.attempts_of(build.recipe) == attempts
+            and fits(build, slot.node, nodes)
+        ]
+        self.remove(alike[:most])
+        return alike[:most]
 
     def take_portable(self, task: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
         """Remove and return the build or judge of `portable` for the model of one of a CPU class,

@@ -138,7 +138,7 @@ def plan_of(
         **{
             "entries": entries,
             "facts": dict.fromkeys(classes, facts),
-            "auto": classes,
+            "nodes": [classes],
             "policy": SamplingPolicy(),
             **options,
         }
