@@ -273,12 +273,10 @@ def _workers(fleet: Fleet) -> Workers:
 
 def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     """The nodes in use and MLflow's backlog. Thread-safe."""
-    nodes = Counter(name for node in fleet.nodes for name in node.classes)
-    logged, unlogged = tracker.num_logged, tracker.num_unlogged
     return LiveFigures(
-        nodes=nodes,
-        num_logged=logged,
-        num_unlogged=unlogged,
+        nodes=Counter(name for node in fleet.nodes for name in node.classes),
+        num_logged=tracker.num_logged,
+        num_unlogged=tracker.num_unlogged,
     )
 
 

@@ -147,6 +147,8 @@ def living_holder(store: Store, campaign: str, notify: Note = lambda _: None) ->
     first = read_holder(store, campaign)
     if first is None or first.is_dead():
         return None
+    if first.is_here():
+        return first
     notify(f"watching up to {first.expiry_s:.0f} s for a heartbeat of {first.who}")
     until = time.monotonic() + first.expiry_s
     while time.monotonic() < until:

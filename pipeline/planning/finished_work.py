@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
 
 from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
@@ -45,7 +44,6 @@ class FinishedWork:
         self._ledger = ledger
         self.lifted = lifted
         self._store = store
-        self._problem = cache(partial(loss_of, store))
         self.repairs: list[str] = []
 
     def applied_to_all(self, items: Sequence[Item]) -> tuple[Item, ...]:
@@ -113,7 +111,7 @@ class FinishedWork:
                 return None, "was kept-previous, and another artifact serves now"
         number = LATEST if outcome.verdict == "kept-previous" else outcome.version
         if number is not None:
-            problem = self._problem(f"{row.model}:{number}", item.device_class)
+            problem = loss_of(self._store, f"{row.model}:{number}", item.device_class)
             if problem:
                 self.repairs.append(f"{item.label()}: {problem}; making it again")
                 return None, f"files of version {number} are missing"

@@ -180,10 +180,6 @@ def driver_of(
     refuse_registry(store.uri)
     try:
         holder = read_holder(store, campaign)
-        if holder is None:
-            return None, False
-        if holder.is_here():
-            return holder, not holder.is_dead()
         living = living_holder(store, campaign, note)
     except OSError as error:
         raise StoreUnreachableError(f"the lease of {campaign!r} cannot be read: {error}") from error

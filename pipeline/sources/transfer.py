@@ -79,8 +79,7 @@ def upload_sources(entry: Entry, folder: Path, place: Workplace) -> Entry:
         StoreUnreachableError: the bucket cannot be written.
     """
     for unit in _units(entry, folder):
-        if not place.has("sources", unit):
-            place.keep(folder / unit, "sources", unit)
+        place.keep(folder / unit, "sources", unit)
     return _moved(entry, folder, SHIPPED)
 
 

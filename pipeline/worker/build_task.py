@@ -57,12 +57,9 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }
-    entry = request.entry
-    if len(done) < len(request.builds):
-        entry = download_sources(entry, place)
     while len(done) < len(request.builds):
         builds = {recipe: key for recipe, key in request.builds.items() if recipe not in done}
-        rest = replace(request, builds=builds, entry=entry)
+        rest = replace(request, builds=builds, entry=download_sources(request.entry, place))
         done |= {result.recipe: result for result in _build_in_one_child(rest, place)}
     return tuple(done[recipe] for recipe in request.builds)
 

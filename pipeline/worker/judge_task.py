@@ -86,7 +86,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
     """
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
-    entry, beside = request.entry, request.beside
+    beside = request.beside
     with staging_folder(place.root) as staging:
         # A store in a folder holds the candidates itself; those of a bucket are brought here.
         work = staging if place.remote is not None else place.root / WORK
@@ -98,7 +98,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
             return JudgeResult.of_failure(failure), None
         if beside and _bring_candidates(place, beside.builds, folders):
             request, beside = replace(request, beside=None), None  # it fails alone
-        request = replace(request, entry=download_sources(entry, place))
+        request = replace(request, entry=download_sources(request.entry, place))
         end, left_out = _judge_in_children(request, staging, folders)
         place.keep_log(staging / LOG, request.key)
         result, is_final = _result_of(end)
