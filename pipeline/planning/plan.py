@@ -148,7 +148,6 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
                 skipped.append(skipped_outcome(entry.name, name, "infrastructure", [problem]))
             else:
                 raise problem
-    digests.save()
     return Plan(
         items=finished.applied_to_all(items),
         skipped=tuple(skipped),

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from freezer.errors import InfrastructureError
-from freezer.files import make_folder
 from freezer.freezing.diagnostics import NOT_WRITTEN, ROOM
 from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY, coded_failure
 from pipeline.records import Failure
@@ -97,7 +96,6 @@ def run_isolated(
     Raises:
         InfrastructureError: no child could be started.
     """
-    make_folder(log.parent)
     payload = pickle.dumps((function, args))
     oom_kills = _oom_kills()
     report = _supervised(payload, folder, log, bounds)

@@ -126,10 +126,8 @@ def staging_folder(store: Path) -> Iterator[Path]:
 
     Remove those of killed workers of this machine first.
     """
-    root = store / WORK / "staging"
-    make_folder(root)
     remove_abandoned(store)
-    folder = own_path(root.parent, os.urandom(4).hex())
+    folder = own_path(store / WORK, os.urandom(4).hex())
     make_folder(folder, mode=0o700)
     try:
         yield folder
