@@ -113,11 +113,12 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             planned = _plan(config, work, ledger, _workers(fleet))
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             display.observe(lambda: _live_figures(fleet, tracker))
-        for line in planned[0].notes:
+        plan, skipped = planned
+        for line in plan.notes:
             note(line)
         campaign = Campaign(
             config=config,
-            plan=planned[0],
+            plan=plan,
             executor=executor,
             store=work.store,
             ledger=ledger,
@@ -125,7 +126,7 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             display=display,
         )
         held.callback(remove_abandoned, work.store.root)
-        return campaign.run(planned[1], continued, started)
+        return campaign.run(skipped, continued, started)
 
 
 def explain(config: Config, display: Display) -> None:

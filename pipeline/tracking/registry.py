@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
 from freezer.codec import encode, frozen
@@ -118,12 +117,6 @@ class Registration:
     def _name(self) -> str:
         return self.outcome.registered_as
 
-    @property
-    def _store(self) -> str:
-        if urlparse(self.store_uri).scheme:
-            return self.store_uri
-        return str(Path(self.store_uri).absolute())
-
     def _current(self) -> ModelVersion | None:
         """Return the version that the class's alias points to."""
         from mlflow.exceptions import MlflowException
@@ -155,7 +148,7 @@ class Registration:
             source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
             run_id=self.run_id,
             tags={**self._tags(), **_figures(self.outcome)},
-            description=version_description(self.outcome, self._store),
+            description=version_description(self.outcome, self.store_uri),
             model_id=model_id,
         )
         first = self._find()
@@ -174,7 +167,7 @@ class Registration:
             self._client.set_model_version_tag(self._name, target, VERSION, str(number))
         if current is not None:
             tags = current.tags
-            is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self._store
+            is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self.store_uri
             if is_newer or str(current.version) == target:
                 return
         if not self.rolled_back():
@@ -217,7 +210,7 @@ class Registration:
 
         assert self.outcome.version is not None, "only published artifacts are registered"
         pointer = StorePointer(
-            store=self._store,
+            store=self.store_uri,
             model=self.outcome.model,
             version=self.outcome.version,
             device_class=self.serving,
@@ -257,7 +250,7 @@ class Registration:
             ARTIFACT: str(self.outcome.artifact),
             VERSION: str(self.outcome.version),
             "coldpress.device_class": self.serving,
-            STORE: self._store,
+            STORE: self.store_uri,
         }
 
 
