@@ -182,7 +182,8 @@ def driver_of(
         holder = read_holder(store, campaign)
         living = living_holder(store, campaign, note)
     except OSError as error:
-        raise StoreUnreachableError(f"the lease of {campaign!r} cannot be read: {error}") from error
+        message = f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
+        raise StoreUnreachableError(message) from error
     return living or holder, living is not None
 
 
