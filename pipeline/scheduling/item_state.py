@@ -205,15 +205,16 @@ def end_judge(
 
 def _begin_contest(state: ItemState, why: str) -> Step:
     """Build what was skipped, and judge all."""
-    skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
-    state = replace(
-        state,
-        results={name: state.results[name] for name in state.results if name not in skipped},
-        waiting=skipped,
-        needs_contest=True,
-    )
+    state = replace(_unskipped(state), needs_contest=True)
     note = f"{state.item.label()}: {why}; timing every recipe"
     return _queue_builds(Step(state=state, notes=(note,)), {})
+
+
+def _unskipped(state: ItemState) -> ItemState:
+    """Return the state in which the builds that were skipped wait."""
+    skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
+    results = {name: state.results[name] for name in state.results if name not in skipped}
+    return replace(state, results=results, waiting=skipped)
 
 
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[str] = ()) -> Step:
@@ -222,29 +223,20 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[st
     builds = state.item.builds
     waiting = state.waiting
     skipped = {}
+    notes = [*step.notes]
     for recipe in waiting:
         if recipe in hopeless:
             failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {hopeless[recipe]}")
             skipped[recipe] = BuildResult(key=builds[recipe].digest, recipe=recipe, failure=failure)
+            notes.append(f"{state.item.label(recipe)}: {failure.message}")
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = tuple(recipe for recipe in others if recipe in first) or others
-    notes = tuple(
-        f"{state.item.label(recipe)}: {result.problem}" for recipe, result in skipped.items()
-    )
-    results = {**state.results, **skipped}
     state = replace(
         state,
-        results=results,
+        results={**state.results, **skipped},
         waiting=tuple(recipe for recipe in others if recipe not in queue),
     )
-    return _check_built(
-        replace(
-            step,
-            state=state,
-            queue=queue,
-            notes=(*step.notes, *notes),
-        )
-    )
+    return _check_built(replace(step, state=state, queue=queue, notes=tuple(notes)))
 
 
 def _check_built(step: Step) -> Step:
@@ -255,15 +247,9 @@ def _check_built(step: Step) -> Step:
     built = state.built
     if len(results) < len(item.builds):
         return step
-    skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
-    if skipped and not built:  # a hopeless one is better than none
-        failed = {recipe: results[recipe] for recipe in results if recipe not in skipped}
-        state = replace(
-            state,
-            results=failed,
-            waiting=skipped,
-        )
-        return _queue_builds(replace(step, state=state), {})
+    is_any_skipped = any(result.is_skipped for result in results.values())
+    if is_any_skipped and not built:  # a hopeless one is better than none
+        return _queue_builds(replace(step, state=_unskipped(state)), {})
     if item.before is not None and built.keys().isdisjoint(item.missed):
         return replace(step, state=replace(state, outcome=item.before))
     if built:
