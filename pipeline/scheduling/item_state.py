@@ -141,7 +141,7 @@ def end_build(
     state: ItemState,
     result: BuildResult,
     failed: TaskFailure | None = None,
-    hopeless: Mapping[str, str] | None = None,
+    hopeless: Mapping[str, str] = {},
 ) -> Step:
     """A build ended, or could not be started.
 
@@ -161,7 +161,7 @@ def end_build(
         results={**state.results, recipe: result},
         estimate=learned(state.estimate, result.peak_bytes),
     )
-    return _queue_builds(Step(state=state, result=result), hopeless or {})
+    return _queue_builds(Step(state=state, result=result), hopeless)
 
 
 def end_judge(

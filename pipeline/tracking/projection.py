@@ -250,10 +250,10 @@ class Projection:
     def _log(
         self,
         run_id: str,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float] = {},
         *,
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
+        params: Mapping[str, str] = {},
+        tags: Mapping[str, str] = {},
         timestamp_ms: int = 0,
     ) -> None:
         """Log to a run in one request."""
@@ -261,11 +261,9 @@ class Projection:
 
         self.client.log_batch(
             run_id,
-            metrics=[
-                Metric(name, value, timestamp_ms, step=0) for name, value in (metrics or {}).items()
-            ],
-            params=[Param(name, value) for name, value in (params or {}).items()],
-            tags=[RunTag(name, value) for name, value in (tags or {}).items()],
+            metrics=[Metric(name, value, timestamp_ms, step=0) for name, value in metrics.items()],
+            params=[Param(name, value) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
         )
 
     def _find(self, kind: str) -> list[Run]:
