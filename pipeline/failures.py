@@ -318,10 +318,12 @@ def is_kept(
             return failure.starts >= TIMEOUT_STARTS and not is_longer and not lifted
         case "quarantine":
             return not lifted
-        case "memory" if failure.tried_bytes is None or memory_bytes is None:
-            return False
         case "memory":
-            return memory_bytes <= failure.tried_bytes
+            return (
+                failure.tried_bytes is not None
+                and memory_bytes is not None
+                and memory_bytes <= failure.tried_bytes
+            )
         case _:
             return True
 
