@@ -280,7 +280,7 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
     return next((RAY[name] for name in bases if name in RAY), "infrastructure")
 
 
-def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> int:
+def attempts_left(before: Sequence[str], kind: str, code: str | None) -> int:
     """Return how many attempts a task has left.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,10 +88,10 @@ class Plan:
     """
 
     items: tuple[Item, ...]
-    skipped: tuple[Outcome, ...] = ()
-    lift_quarantine: bool = False
-    facts: FleetFacts = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    skipped: tuple[Outcome, ...]
+    lift_quarantine: bool
+    facts: FleetFacts
+    notes: tuple[str, ...]
 
     @property
     def is_finished(self) -> bool:

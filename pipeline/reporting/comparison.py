@@ -54,7 +54,7 @@ class OutcomeChange:
     kind: ChangeKind
     model: str
     device_class: str
-    why: str = ""
+    why: str
 
     @property
     def is_regression(self) -> bool:

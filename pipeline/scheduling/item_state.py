@@ -92,7 +92,7 @@ class TaskFailure:
 
     kind: str
     failure: Failure
-    node_id: str | None = None
+    node_id: str | None
     peak_bytes: int = 0
 
 

@@ -67,7 +67,7 @@ class Inspected:
     """
 
     facts: ClassFacts
-    problem: str | None = None
+    problem: str | None
     sees_files: bool = True
 
 

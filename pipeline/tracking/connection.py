@@ -101,7 +101,7 @@ def default_tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
-def check_database(tracking_uri: str, *, create: bool = False) -> None:
+def check_database(tracking_uri: str, *, create: bool) -> None:
     """Check that a sqlite database exists, or may be created: a file `mlflow.db` in a folder that
     exists. Any other is more likely a mistake.
 

@@ -269,7 +269,7 @@ def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
     return version.tags.get(ARTIFACT) == outcome.artifact and newest >= (outcome.version or 0)
 
 
-def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool = False) -> None:
+def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool) -> None:
     """Set the aliases of a name: `prod-CLASS` to the artifact of each class of a version, and
     `prod` to that of `portable`, which any machine serves, or else of the first class. All are set,
     or none.
