@@ -168,8 +168,8 @@ class Continued:
             ended = record.finished
             if ended is None or since is None or since >= ended:
                 record = None
-        self.started = started if record is None else record.started
         self.own_since = math.inf if record is None else record.started
+        self.started = min(started, self.own_since)
         self.facts: FleetFacts = {} if record is None else record.facts
 
     def reached(self, outcome: Outcome) -> Outcome:

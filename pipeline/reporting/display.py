@@ -106,12 +106,10 @@ class CampaignProgress:
         """Take in an event."""
         match event.kind:
             case "build" | "judge":
-                running = self.running.get(event.what)
-                recipes = running.recipes if running else ()
-                since = running.since if running else time.monotonic()
-                self.running[event.what] = Running(
-                    kind=event.kind, recipes=(*recipes, *event.recipes), since=since
-                )
+                new = Running(kind=event.kind, recipes=(), since=time.monotonic())
+                running = self.running.get(event.what, new)
+                recipes = (*running.recipes, *event.recipes)
+                self.running[event.what] = replace(running, kind=event.kind, recipes=recipes)
                 if event.kind == "judge":  # recipes that are left now were skipped
                     self._to_build.pop(event.what, None)
             case "built":

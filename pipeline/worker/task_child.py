@@ -157,20 +157,19 @@ def infer_inputs(
     saved = [entry for entry in entries if entry.source.kind == "transformers"]
     keys = {entry.name: _key(entry) for entry in saved if not isinstance(entry.samples, str)}
     new = [entry for entry in entries if keys.get(entry.name, "") not in {"", *known}]
-    answers = dict(zip([entry.name for entry in new], _ask(new), strict=True)) if new else {}
-    usable = []
-    problems = []
-    for entry in entries:
-        answer = answers.get(entry.name)
+    problems = {}
+    for entry, answer in zip(new, _ask(new) if new else (), strict=True):
         if isinstance(answer, ColdpressError):
             field = "source" if isinstance(answer, SourceError) else "inputs"
             problem = CatalogError(str(answer), entry=entry.name, field=field, code=answer.code)
-            problems.append(problem)
+            problems[entry.name] = problem
+        else:
+            known[keys[entry.name]] = json.dumps(answer)
+    usable = []
+    for entry in entries:
+        if entry.name in problems:
             continue
-        key = keys.get(entry.name, "")
-        if entry in new:
-            known[key] = json.dumps(answer)
-        declared = json.loads(known.get(key, "null"))
+        declared = json.loads(known.get(keys.get(entry.name, ""), "null"))
         if declared:
             note(f"{entry.name}: inferred from its class and config:")
             for name, value in declared.items():
@@ -178,7 +177,7 @@ def infer_inputs(
             usable.append(replace(entry, spec=declared_spec(**declared)))
         else:
             usable.append(entry)
-    return usable, problems
+    return usable, [*problems.values()]
 
 
 def _key(entry: Entry) -> str:
