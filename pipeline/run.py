@@ -99,9 +99,8 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached.
     """
     started, display = time.time(), display or display_for(Console())
-    note = display.note
-    work = prepare(config, note)
-    ledger = Ledger(work.store, config.campaign, note)
+    work = prepare(config, display.note)
+    ledger = Ledger(work.store, config.campaign, display.note)
     uri, mode = config.tracking_uri, config.mlflow_artifacts
     tracker = TrackerProcess(uri, config.campaign, work.store.uri, mode=mode)
     with ledger, display, tracker, ExitStack() as held:
@@ -109,13 +108,13 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         planned = _plan_without_ray(config, work, ledger)
         if planned is None:
             fleet = held.enter_context(_assembled(config, work, continued, display))
-            note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
+            display.note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             planned = _plan(config, work, ledger, _workers(fleet))
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             display.observe(lambda: _live_figures(fleet, tracker))
         plan, skipped = planned
         for line in plan.notes:
-            note(line)
+            display.note(line)
         campaign = Campaign(
             config=config,
             plan=plan,

@@ -135,8 +135,10 @@ def _lacks_inputs(info: ValidationInfo) -> bool:
 def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     if given is None:
         if _lacks_inputs(info):
-            message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
-            raise FieldError(message, field="inputs")
+            raise FieldError(
+                "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`",
+                field="inputs",
+            )
         return None
     path = _sample_file(given, info)
     spec = info.data.get("inputs")

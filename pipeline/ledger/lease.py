@@ -215,8 +215,9 @@ def campaign_lock(store: Store, campaign: str, notify: Note = lambda _: None) ->
                 if not lease.is_held():
                     raise _running(campaign, folder, read_holder(store, campaign))
         except OSError as error:
-            message = f"the lease of {campaign!r} in {store.uri} cannot be read or written: {error}"
-            raise StoreUnreachableError(message) from error
+            raise StoreUnreachableError(
+                f"the lease of {campaign!r} in {store.uri} cannot be read or written: {error}"
+            ) from error
         with lease:
             yield lease
 
@@ -304,8 +305,7 @@ class Lease:
             holder = read_holder(self._store, self._campaign)
         except OSError as error:
             where = f"{self._campaign!r} in {self._store.uri}"
-            message = f"the lease of {where} cannot be read: {error}"
-            raise StoreUnreachableError(message) from error
+            raise StoreUnreachableError(f"the lease of {where} cannot be read: {error}") from error
         if holder is None or holder.token != self._holder.token:
             taker = f"by {holder.who}" if holder else "and given back"
             raise LeaseLostError(

@@ -137,8 +137,9 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             source = source_key(entry, digests)
             samples = _samples(entry, digests)
         except OSError as error:
-            message = f"{error}; put the file back, and start again"
-            raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
+            raise CatalogError(
+                f"{error}; put the file back, and start again", entry=entry.name, code="CP-FETCH"
+            ) from error
         auto = auto_classes_of(request.nodes, precise=bool(entry.precision))
         for name in _classes(entry.device_classes, auto):
             problem = _unplaceable(entry, name, request.facts)

@@ -182,8 +182,9 @@ def driver_of(
         holder = read_holder(store, campaign)
         living = living_holder(store, campaign, note)
     except OSError as error:
-        message = f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
-        raise StoreUnreachableError(message) from error
+        raise StoreUnreachableError(
+            f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
+        ) from error
     return living or holder, living is not None
 
 

@@ -208,11 +208,11 @@ def reaching(tracking_uri: str) -> Iterator[None]:
                 "make room where MLflow keeps its artifacts, and in the temporary folder"
                 f" {tempfile.gettempdir()}"
             )
-        message = (
+        raise InfrastructureError(
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)};"
-            f" {remedy}"
-        )
-        raise InfrastructureError(message, code="CP-TRACKING") from error
+            f" {remedy}",
+            code="CP-TRACKING",
+        ) from error
 
 
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:

@@ -121,8 +121,9 @@ def probe(name: str) -> ClassFacts:
             bounds=bounds,
         )
     if end.failure is not None:
-        message = f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
+        )
     return ClassFacts(
         num_threads=available_cpus(),
         toolchain=end.value,
