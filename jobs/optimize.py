@@ -166,12 +166,13 @@ def main(
     ] = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
-    from pipeline.cluster import in_child, joined_address
+    from pipeline.cluster import check_address, in_child, joined_address
     from pipeline.reporting import LineDisplay
     from pipeline.run import check as check_
     from pipeline.run import explain as explain_
 
     config = checked_config(context.params)
+    check_address(address)
     if json is not None:
         check_file(json, "--json")
     answer_signals("the same command continues")
