@@ -106,8 +106,8 @@ def run_isolated(
         return End(failure=replace(failed, log_tail=log_tail(log)))
     parts, end = received(report.result)
     failure = _failure_in(report, end, bounds, starved=starved)
-    return End(
-        value=end.value if end else None,
+    return replace(
+        end or End(),
         parts=parts,
         failure=failure and _with_log(failure, log),
         in_hand=report.in_hand,
