@@ -117,7 +117,7 @@ def needs_of(store: Store, note: Note) -> CampaignNeeds:
             logs.add(member.judge_key)
             if campaign in started or member.place not in places:
                 models.add(member.model)
-    builds = read_rows(history.folder, kinds=("build",))
+    builds = read_rows(history.folder, "build")
     is_recorded = [history.recorded(campaign) >= since for campaign, since in started.items()]
     return CampaignNeeds(
         leases=leases,

@@ -214,7 +214,7 @@ class History:
         # By judge_key and model, then by campaign.
         self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}
         self._decoded: dict[LedgerRow, Outcome] = {}
-        for row in read_rows(self.folder, kinds=("campaign", "pass", "outcome")):
+        for row in read_rows(self.folder, "campaign", "pass", "outcome"):
             if row.kind != "outcome":
                 keep_newest(self._records if row.kind == "campaign" else self._passes, row.key, row)
             else:

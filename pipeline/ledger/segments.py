@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +49,6 @@ _SCHEMA = pa.schema(
 PART_BYTES = 1 << 28  # of the largest part
 
 RowKind = Literal["build", "outcome", "campaign", "pass"]
-KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
 @frozen
@@ -222,15 +221,16 @@ def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
                 yield part
 
 
-def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[LedgerRow]:
-    """Yield the rows of a ledger, of some kinds. A row that is being compacted may occur twice.
+def read_rows(folder: Path, *kinds: RowKind) -> Iterator[LedgerRow]:
+    """Yield the rows of a ledger, of some kinds or all. A row that is being compacted may occur
+    twice.
 
     Raises:
         StoreUnreachableError: a part is damaged.
     """
     for part in read_folder(folder):
         for row in part.rows:
-            if row.kind in kinds:
+            if not kinds or row.kind in kinds:
                 yield row
 
 

@@ -96,7 +96,7 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
             signs.append(member.time)
     outcomes += record.problems
     builds = {}
-    for row in read_rows(history.folder, kinds=("build",)):
+    for row in read_rows(history.folder, "build"):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
             signs.append(row.time)
