@@ -15,7 +15,7 @@ from typing import Any
 
 from freezer.artifact import MANIFEST, Artifact, Measured, MeasuredDrift, MeasuredLatency
 from freezer.files import link_or_copy
-from freezer.hardware import PORTABLE, auto_classes, best_level, detect
+from freezer.hardware import PORTABLE, best_level, detect
 from freezer.spec import SamplingPolicy
 from freezer.store import WORK, Store
 from pipeline.campaign import Campaign
@@ -84,7 +84,7 @@ def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
     request = PlanRequest(
         entries=entries,
         facts={level: facts, PORTABLE: facts},
-        auto=[level, PORTABLE],
+        nodes=[[level, PORTABLE]],
         policy=SamplingPolicy(),
     )
     return make_plan(request, FinishedWork(store, ledger), digests)
@@ -179,7 +179,7 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
             entry=item.entry,
             builds={recipe: key.digest for recipe, key in item.builds.items()},
             device_class=item.device_class,
-            num_threads=item.num_threads,
+            threads=item.threads,
             store=str(store.root),
         )
         for done in build(request):
@@ -229,7 +229,7 @@ class Idle(Executor):
                 entry=item.entry,
                 builds={name: key.digest for name, key in item.builds.items()},
                 device_class=item.device_class,
-                num_threads=item.num_threads,
+                threads=item.threads,
                 policy=item.policy,
                 campaign=CAMPAIGN,
                 store=str(self._store.root),
@@ -301,8 +301,8 @@ def idle_job(job: Mapping[str, Any]) -> dict[str, Any]:
     with Ledger(work.store, config.campaign) as ledger:
         request = PlanRequest(
             entries=work.entries,
-            facts=facts_here(work.entries, work.classes(config), print),
-            auto=auto_classes(detect().classes),
+            facts=facts_here(work.entries, work.classes, print),
+            nodes=[detect().classes],
             policy=config.policy,
         )
         plan = make_plan(request, FinishedWork(work.store, ledger), work.digests)

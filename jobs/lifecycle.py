@@ -7,11 +7,12 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from freezer.artifact import size_text
 from freezer.cli import (
     StoreOption,
+    command_app,
     console,
     exiting,
     note,
@@ -22,14 +23,14 @@ from freezer.cli import (
 from freezer.errors import FAILED, UsageError
 from freezer.store import CANARY, HOOK, Cleaning, Garbage, Store, announce
 
-promote_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-gc_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+promote_app = command_app()
+gc_app = command_app()
 
 NO_MLFLOW = "none"
 
 MlflowOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
         help="URI of MLflow, or `none` to leave it alone. Default: sqlite:///mlflow.db, if it is"
@@ -50,16 +51,16 @@ def _tracking_uri(given: str | None) -> str | None:
 @promote_app.command()
 @exiting()
 def promote(
-    model: Annotated[str, typer.Argument(help="MODEL:VERSION, MODEL:NAME or MODEL@DIGEST.")],
-    to: Annotated[str, typer.Option(help=f"Name, such as prod or prod{CANARY}.")],
+    model: Annotated[str, Argument(help="MODEL:VERSION, MODEL:NAME or MODEL@DIGEST.")],
+    to: Annotated[str, Option(help=f"Name, such as prod or prod{CANARY}.")],
     share: Annotated[
-        str | None, typer.Option(help=f"Of a name with {CANARY}: share of the keys, such as 10%.")
+        str | None, Option(help=f"Of a name with {CANARY}: share of the keys, such as 10%.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the name of MODEL.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Remove the name of MODEL.")] = False,
     store: StoreOption = "./store",
     tracking_uri: MlflowOption = None,
     hook: Annotated[
-        str | None, typer.Option(envvar=HOOK, help="URL that the move is posted to, as JSON.")
+        str | None, Option(envvar=HOOK, help="URL that the move is posted to, as JSON.")
     ] = None,
 ) -> None:
     """Make a name point at a version, in the store and as aliases in MLflow, or in neither."""
@@ -96,15 +97,15 @@ def _parsed(share: str) -> float:
 @gc_app.command()
 @exiting()
 def gc(
-    keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model to keep.")],
+    keep: Annotated[int, Option(min=1, help="Newest versions of each model to keep.")],
     store: StoreOption = "./store",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing.")] = False,
     grace_h: Annotated[
-        float, typer.Option(min=0, help="Hours from the run that marks to one that removes.")
+        float, Option(min=0, help="Hours from the run that marks to one that removes.")
     ] = 24.0,
-    pin: Annotated[list[str] | None, typer.Option(help="Version to keep. Repeatable.")] = None,
+    pin: Annotated[list[str] | None, Option(help="Version to keep. Repeatable.")] = None,
     signed: Annotated[
-        bool, typer.Option("--signed", help="Remove old versions also if they are signed.")
+        bool, Option("--signed", help="Remove old versions also if they are signed.")
     ] = False,
     tracking_uri: MlflowOption = None,
 ) -> None:
@@ -140,8 +141,7 @@ def gc(
 def _print_garbage(found: Collection[Garbage], cleaning: Cleaning) -> None:
     """Print what is removed now, and what later, by kind."""
     rows = table("kind", "removed", "size", "marked", "size")
-    kinds = dict.fromkeys(item.kind for item in found)
-    for kind in (*kinds, "total"):
+    for kind in (*dict.fromkeys(item.kind for item in found), "total"):
         cells = [kind]
         for removed in (True, False):
             items = [i for i in found if i.removed is removed and kind in (i.kind, "total")]

@@ -15,7 +15,15 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from freezer.cli import NoiseOption, StoreOption, answer_signals, exiting, say, say_error
+from freezer.cli import (
+    NoiseOption,
+    StoreOption,
+    answer_signals,
+    command_app,
+    exiting,
+    say,
+    say_error,
+)
 from freezer.errors import (
     INFRASTRUCTURE,
     INTERRUPTED,
@@ -48,16 +56,7 @@ SAME = (
 )
 """Options that are fields of the configuration as they are."""
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-TrustOption = Annotated[
-    bool,
-    Option("--trust", help="With `mlflow:`, load pickled models, which executes their code."),
-]
-
+app = command_app()
 
 exits = partial(
     exiting,
@@ -107,7 +106,10 @@ def main(
             help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\".",
         ),
     ] = None,
-    trust: TrustOption = False,
+    trust: Annotated[
+        bool,
+        Option("--trust", help="With `mlflow:`, load pickled models, which executes their code."),
+    ] = False,
     explain: Annotated[
         bool, Option("--explain", help="Print what would be done and why, and exit.")
     ] = False,
@@ -246,9 +248,8 @@ def checked_config(options: Mapping[str, Any]) -> Config:
     from pipeline.config import Config
     from pipeline.tracking import default_tracking_uri
 
-    same = {name: options[name] for name in SAME}
     config = Config(
-        **same,
+        **{name: options[name] for name in SAME},
         tracking_uri=options["tracking_uri"] or default_tracking_uri(),
         campaign=options["campaign"] or "",
         device_classes=tuple(options["device_class"] or ()),

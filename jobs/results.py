@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json, table
+from freezer.cli import JsonOption, StoreOption, command_app, exiting, note, say, say_json, table
 from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, make_folder, write_whole
@@ -23,15 +22,15 @@ from pipeline.records import STYLES, iso, rounded
 if TYPE_CHECKING:
     from pipeline.reporting import OutcomeChange, PastOutcome
 
-report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-history_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-status_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-replay_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+report_app = command_app()
+compare_app = command_app()
+history_app = command_app()
+status_app = command_app()
+replay_app = command_app()
 
 TrackingOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tracking-uri",
         envvar="MLFLOW_TRACKING_URI",
         help="URI of MLflow. Default: sqlite:///mlflow.db.",
@@ -39,7 +38,7 @@ TrackingOption = Annotated[
 ]
 MlflowArtifactsOption = Annotated[
     Literal["copy", "reference"],
-    typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
+    Option(help="Whether MLflow stores whole artifacts, or references to the store."),
 ]
 
 _COLUMNS = (
@@ -53,7 +52,7 @@ _COLUMNS = (
 def status(
     campaign: Annotated[
         str | None,
-        typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
+        Argument(help="Name of the campaign. Default: list all campaigns of the store."),
     ] = None,
     store: StoreOption = "./store",
     as_json: JsonOption = False,
@@ -135,8 +134,7 @@ def _print_changes(changes: Sequence[OutcomeChange]) -> None:
             reason = f": {change.why}" if change.why else ""
             say(f"{change.kind}: {change.model} {change.device_class}{reason}")
     counts = Counter(change.kind for change in changes)
-    summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    say(summary)
+    say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 
 @history_app.command()
@@ -206,15 +204,13 @@ def _print_outcomes(
     from pipeline.reporting import result_table
 
     for name, outcomes in by_class.items():
-        rows = [_cells(outcome) for outcome in reversed(outcomes)]
-        title = f"{model} on {name}"
         console.print(
             result_table(
                 _COLUMNS,
-                rows,
+                [_cells(outcome) for outcome in reversed(outcomes)],
                 console,
                 narrow=7,
-                title=title,
+                title=f"{model} on {name}",
             )
         )
         for outcome in reversed(outcomes):
@@ -249,9 +245,9 @@ def _day(time: float) -> str:
 @replay_app.command()
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted; run the same command to continue")
 def replay(
-    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
+    campaign: Annotated[str | None, Argument(help="Name of the campaign.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
+        bool, Option("--all", help="Replay every campaign of the store, oldest first.")
     ] = False,
     store: StoreOption = "./store",
     tracking_uri: TrackingOption = None,
@@ -264,9 +260,8 @@ def replay(
 
     if every == (campaign is not None):
         raise UsageError("expected one campaign, or --all")
-    opened = Store.open(store)
     failures = replay_(
-        opened,
+        Store.open(store),
         tracking_uri or default_tracking_uri(),
         campaign,
         mode=mlflow_artifacts,

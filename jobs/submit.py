@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from freezer.cli import exiting, say
+from freezer.cli import command_app, exiting, say
 from freezer.errors import INFRASTRUCTURE, INTERRUPTED, InfrastructureError, UsageError
 from jobs import optimize
 
@@ -29,7 +29,7 @@ _REFUSED: Any = typer.BadParameter.__bases__[0]
 ADDRESSES = ["RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"]
 """Variables of `ray job submit`."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = command_app()
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -13,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
 from typer import Option
 
-from freezer.cli import exiting
+from freezer.cli import command_app, exiting
 from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.hardware import (
@@ -39,10 +38,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 """Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = command_app()
 
 
 @frozen
@@ -113,10 +109,9 @@ def this_worker(wanted: Collection[str]) -> Worker:
         f"--memory={int(machine_bytes() * MEMORY_SHARE)}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
     ]
-    environment = _environment(classes, machine.classes)
     return Worker(
         arguments=arguments,
-        environment=environment,
+        environment=_environment(classes, machine.classes),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -26,11 +26,9 @@ from pipeline.ledger import (
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome, Outcomes
-from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
+from pipeline.reporting import CampaignReport, Display, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
-    CampaignEnd,
-    CampaignStart,
     Tracker,
     TrackerProcess,
     outcomes_digest,
@@ -67,13 +65,13 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(skipped, continued, planned.parameters)
+            self._execute(skipped, continued, planned)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
         final = self._final
-        reached = [final[_place(one)] for one in planned.members if _place(one) in final]
+        reached = [final[one.place] for one in planned.members if one.place in final]
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
         record = replace(
@@ -82,7 +80,7 @@ class Campaign:
             exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(one for one in planned.members if _place(one) not in final),
+            unreached=tuple(one for one in planned.members if one.place not in final),
         )
         try:
             self._record(record)
@@ -92,19 +90,15 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        self._finish_tracking(ended, record.exit_code or 0)
+        self.tracker.finish(ended.outcomes, record, report_page(self.store, self.config.campaign))
         return self._report(ended.outcomes, started, ended.finished)
 
     def _planned(self, skipped: Outcomes, continued: Continued) -> CampaignRecord:
         members = []
         for item in self.plan.items:
             finished = item.finished
-            member = Member(
-                judge_key=item.judge.digest,
-                model=item.entry.name,
-                device_class=item.device_class,
-                cached=finished is not None and continued.reached(finished).cached,
-            )
+            cached = finished is not None and continued.reached(finished).cached
+            member = Member(item.judge.digest, item.entry.name, item.device_class, cached)
             members.append(member)
         return CampaignRecord(
             catalog=self.config.catalog_name,
@@ -119,7 +113,7 @@ class Campaign:
         self,
         skipped: Outcomes,
         continued: Continued,
-        parameters: Mapping[str, str],
+        planned: CampaignRecord,
     ) -> None:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
@@ -127,62 +121,34 @@ class Campaign:
         publisher = Publisher(self.plan, self.store, self.ledger)
         items = self.plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        self.display.plan(len(items) + len(skipped), self._work())
+        work = {
+            what: [name for name in state.item.builds if name not in state.results]
+            for what, state in self._begun().items()
+        }
+        self.display.plan(len(items) + len(skipped), work)
         self._show(skipped)
         expected = None
         if self.plan.is_finished:
             expected = outcomes_digest(outcome for _, outcome in finished)
-        self.tracker.start(
-            CampaignStart(
-                catalog=self.config.catalog_name,
-                started=continued.started,
-                parameters=parameters,
-                expected=expected,
-            )
-        )
+        self.tracker.start(planned, expected)
         for item, outcome in chain(finished, self.executor.outcomes() if self.executor else ()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
             for done in final:
-                self._final[_place(done)] = done
+                self._final[done.place] = done
             if final:
                 self.tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
-            what = f"{outcome.model} {outcome.device_class}"
-            self.display.show(
-                Event(
-                    kind="outcome",
-                    what=what,
-                    outcome=outcome,
-                )
-            )
-
-    def _work(self) -> list[ItemWork]:
-        """Return the work of each item."""
-        work = []
-        for what, state in self._begun().items():
-            recipes = tuple(name for name in state.item.builds if name not in state.results)
-            work.append(ItemWork(what=what, recipes=recipes))
-        return work
+            self.display.show(Event(kind="outcome", what=" ".join(outcome.place), outcome=outcome))
 
     def _begun(self) -> dict[str, ItemState]:
         """The states of the items that had to be done, by label."""
         if self.executor is None:
             return {}
         return {what: progress.state for what, progress in self.executor.begun.items()}
-
-    def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
-        page = report_page(self.store, self.config.campaign)
-        end = CampaignEnd(
-            exit_code=exit_code,
-            interrupted=self._interrupted,
-            finished=ended.finished,
-            page=page,
-        )
-        self.tracker.finish(ended.outcomes, end)
 
     def _record(self, record: CampaignRecord) -> None:
         kinds: tuple[RowKind, ...] = ("campaign", "pass") if record.is_pass else ("campaign",)
@@ -211,11 +177,6 @@ class Campaign:
             num_builds=sum(len(state.built) for state in self._begun().values()),
             experiment_id=self.tracker.experiment_id,
         )
-
-
-def _place(of: Outcome | Member) -> tuple[str, str]:
-    """The model and device class of an outcome or member."""
-    return of.model, of.device_class
 
 
 def driver_facts(files: Path) -> dict[str, str]:

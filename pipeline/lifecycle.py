@@ -5,11 +5,11 @@ needs, in the store and in its work folder.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Literal
 
+from freezer.codec import frozen
 from freezer.errors import ColdpressError, IntegrityError, NotPublishedError
 from freezer.store import (
     MARKS,
@@ -23,7 +23,8 @@ from freezer.store import (
     marks_in,
     write_marks,
 )
-from pipeline.ledger import LEDGER, History, RowKind, lease_of, read_holder, read_rows
+from pipeline.ledger import LEDGER, History, read_holder, read_rows
+from pipeline.records import Note
 from pipeline.reporting import driver_of
 from pipeline.tracking import move_aliases
 from pipeline.workspace import remove_abandoned, workplace
@@ -32,10 +33,7 @@ KINDS: tuple[Literal["candidates", "judged", "sources", "logs"], ...]
 KINDS = ("candidates", "judged", "sources", "logs")
 """What is removed of the work folder."""
 
-_BUILD: RowKind = "build"
 _MARKS = f"{MARKS}/_work/marks.json"
-
-Note = Callable[[str], None]
 
 
 def promote(
@@ -67,7 +65,7 @@ def promote(
     return version, move
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CampaignNeeds:
     """What campaigns need that run, or whose drivers died.
 
@@ -80,11 +78,11 @@ class CampaignNeeds:
         logs: keys of the judges and builds of each campaign's last outcomes.
     """
 
-    leases: Mapping[str, str] = field(default_factory=dict)
-    running: tuple[str, ...] = ()
-    models: set[str] | None = field(default_factory=set)
-    builds: set[str] = field(default_factory=set)
-    logs: set[str] = field(default_factory=set)
+    leases: Mapping[str, str]
+    running: Collection[str]
+    models: Collection[str] | None
+    builds: Collection[str]
+    logs: Collection[str]
 
     def need(self, kind: str, key: str) -> bool:
         """Whether a folder of work, or a log, is needed."""
@@ -101,31 +99,33 @@ def needs_of(store: Store, note: Note) -> CampaignNeeds:
         note: receives a line if this waits for a heartbeat of a driver on another machine.
     """
     if store.registry is not None:
-        return CampaignNeeds()
-    needs = CampaignNeeds(leases=_leases(store))
+        return CampaignNeeds(leases={}, running=(), models=(), builds=(), logs=())
+    leases = _leases(store)
     started = {}
-    for campaign in needs.leases:
+    for campaign in leases:
         holder, lives = driver_of(store, campaign, note)
         if holder is not None and lives:
             started[campaign] = holder.started
-    needs.running = tuple(started)
-    history, models = History(store), needs.models or set()
+    history, models, logs = History(store), set[str](), set[str]()
     for campaign in history.campaigns():
         record = history.record(campaign)
         reached = history.members(campaign, record)
         for each in reached:
-            needs.logs.update(report.build_key for report in each.outcome.candidates)
-        places = {(each.outcome.model, each.outcome.device_class) for each in reached}
+            logs.update(report.build_key for report in each.outcome.candidates)
+        places = {each.outcome.place for each in reached}
         for member in (*record.members, *record.unreached):
-            needs.logs.add(member.judge_key)
-            if campaign in started or (member.model, member.device_class) not in places:
+            logs.add(member.judge_key)
+            if campaign in started or member.place not in places:
                 models.add(member.model)
-    for row in read_rows(history.folder, kinds=(_BUILD,)):
-        if row.model in models:
-            needs.builds.add(row.key)
+    builds = read_rows(history.folder, "build")
     is_recorded = [history.recorded(campaign) >= since for campaign, since in started.items()]
-    needs.models = models if all(is_recorded) else None
-    return needs
+    return CampaignNeeds(
+        leases=leases,
+        running=tuple(started),
+        models=models if all(is_recorded) else None,
+        builds={row.key for row in builds if row.model in models},
+        logs=logs,
+    )
 
 
 def _leases(store: Store) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _leases(store: Store) -> dict[str, str]:
     for name in store.files.sizes(LEDGER):
         if name.startswith("lease-"):
             campaign = name.removeprefix("lease-").removesuffix(".json")
-            holder = read_holder(lease_of(store.root / LEDGER, campaign, store.remote))
+            holder = read_holder(store, campaign)
             leases[campaign] = holder.token if holder else ""
     return leases
 

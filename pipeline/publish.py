@@ -45,8 +45,7 @@ class Publisher:
         self._place = workplace(store.uri)
         self._reached: dict[str, dict[str, tuple[Item, Outcome] | None]] = {}
         for item in plan.items:
-            classes = self._reached.setdefault(item.entry.name, {})
-            classes[item.device_class] = None
+            self._reached.setdefault(item.entry.name, {})[item.device_class] = None
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
         """Add the outcome of an item.
@@ -71,8 +70,7 @@ class Publisher:
         gathered, version = self._published(self._taken_over(gathered))
         final = []
         for member, reached in gathered:
-            served = _final(reached, version)
-            final.append((member, self._with_server(served)))
+            final.append((member, self._with_server(_final(reached, version))))
             judged.discard(folder_name(reached))
         self._finish(final)
         for name in judged:  # outcomes of another campaign replaced these
@@ -120,13 +118,15 @@ class Publisher:
         decided = {each.device_class for each in outcomes if each.verdict not in UNDECIDED}
         for outcome in outcomes:
             if outcome.verdict == "kept-previous":
-                carried += self._kept_images(first.source.digest, outcome)
+                latest = self._store.version(outcome.model)
+                if latest.source_key != first.source.digest:
+                    # The same weights, which passed the drift gate for this source.
+                    carried += latest.images_of(outcome.device_class)
             if not outcome.has_artifact:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
-                before = self._store.version(outcome.reference)
-                carried += before.images_of(outcome.device_class)
+                carried += self._store.version(outcome.reference).images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += [_with_host(each, outcome) for each in read_artifacts(folder)]
         if not artifacts and not carried:
@@ -148,14 +148,6 @@ class Publisher:
                     f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
                     " from the store"
                 )
-
-    def _kept_images(self, source: str, outcome: Outcome) -> tuple[Descriptor, ...]:
-        """The images that serve a class now, if they were published for another source. They have
-        the same weights, and passed the drift gate of this one.
-        """
-        latest = self._store.version(outcome.model)
-        is_of_another = latest.source_key != source
-        return latest.images_of(outcome.device_class) if is_of_another else ()
 
     def _with_server(self, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact what serves its class, if that can be
@@ -239,8 +231,7 @@ class Publisher:
                 continue
             # It replaces results with fewer recipes, too.
             name = judged_name(outcome.judge_key, outcome.model)
-            folders = self._folder(outcome).parent
-            for folder in folders.glob(f"{name}~*"):
+            for folder in self._folder(outcome).parent.glob(f"{name}~*"):
                 self._place.drop("judged", folder.name)
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
@@ -264,8 +255,7 @@ class Publisher:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False
-        recorded = row.outcome
-        return replace(recorded, cached=outcome.cached) == outcome
+        return replace(row.outcome, cached=outcome.cached) == outcome
 
 
 def _with_host(artifact: Artifact, outcome: Outcome) -> Artifact:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -43,7 +44,6 @@ from pipeline.planning import (
     FinishedWork,
     Plan,
     PlanRequest,
-    auto_classes_of,
     make_plan,
 )
 from pipeline.records import FleetFacts, LiveFigures, Note, Outcome
@@ -75,13 +75,13 @@ class Work:
     entries: Sequence[Entry]
     problems: Sequence[CatalogError]
 
-    def classes(self, config: Config) -> set[str]:
+    @property
+    def classes(self) -> set[str]:
         """The requested classes, also `auto`."""
-        requested = set(config.device_classes)
+        requested = set[str]()
         for entry in self.entries:
-            own = config.device_classes or entry.device_classes
-            requested.update(own)
-            if entry.precision and "auto" in own:
+            requested.update(entry.device_classes)
+            if entry.precision and "auto" in entry.device_classes:
                 requested.add(AUTO_PRECISE)
         return requested
 
@@ -99,9 +99,8 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached.
     """
     started, display = time.time(), display or display_for(Console())
-    note = display.note
-    work = prepare(config, note)
-    ledger = Ledger(work.store, config.campaign, note)
+    work = prepare(config, display.note)
+    ledger = Ledger(work.store, config.campaign, display.note)
     uri, mode = config.tracking_uri, config.mlflow_artifacts
     tracker = TrackerProcess(uri, config.campaign, work.store.uri, mode=mode)
     with ledger, display, tracker, ExitStack() as held:
@@ -109,15 +108,16 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
         planned = _plan_without_ray(config, work, ledger)
         if planned is None:
             fleet = held.enter_context(_assembled(config, work, continued, display))
-            note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
+            display.note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             planned = _plan(config, work, ledger, _workers(fleet))
             executor = Executor(planned[0], fleet, work.store, ledger, work.materials, display.show)
             display.observe(lambda: _live_figures(fleet, tracker))
-        for line in planned[0].notes:
-            note(line)
+        plan, skipped = planned
+        for line in plan.notes:
+            display.note(line)
         campaign = Campaign(
             config=config,
-            plan=planned[0],
+            plan=plan,
             executor=executor,
             store=work.store,
             ledger=ledger,
@@ -125,7 +125,7 @@ def run(config: Config, display: Display | None = None) -> CampaignReport:
             display=display,
         )
         held.callback(remove_abandoned, work.store.root)
-        return campaign.run(planned[1], continued, started)
+        return campaign.run(skipped, continued, started)
 
 
 def explain(config: Config, display: Display) -> None:
@@ -154,8 +154,7 @@ def explain(config: Config, display: Display) -> None:
                 workers = _workers(fleet)
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
-            facts = facts_here(work.entries, work.classes(config), note)
-            workers = facts, [detect().classes]
+            workers = facts_here(work.entries, work.classes, note), [detect().classes]
         plan, skipped = _plan(config, work, ledger, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
         for line in plan.notes:
@@ -210,13 +209,9 @@ def prepare(config: Config, note: Note) -> Work:
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)
     digests = FileDigests(store.root / WORK / "digests.json")
-    materials = Materials(
-        store.root,
-        config.tracking_uri,
-        digests,
-        place=workplace(store.uri),
-    )
-    resolved, unusable = materials.resolve(catalog.entries)
+    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
+    configured = [_configured(entry, config) for entry in catalog.entries]
+    resolved, unusable = materials.resolve(configured)
     entries, refused = infer_inputs(resolved, digests.known, note)
     digests.save()
     problems = (*catalog.problems, *unusable, *refused)
@@ -227,6 +222,16 @@ def prepare(config: Config, note: Note) -> Work:
         materials=materials,
         entries=entries,
         problems=problems,
+    )
+
+
+def _configured(entry: Entry, config: Config) -> Entry:
+    """An entry with the settings of the campaign, which replace its own."""
+    return replace(
+        entry,
+        device_classes=config.device_classes or entry.device_classes,
+        recipes=config.recipes or entry.recipes,
+        limits=replace(entry.limits, allow_regression=config.allow_regression),
     )
 
 
@@ -254,7 +259,7 @@ def _assembled(
             wait_s=config.wait_s,
             before=continued.facts,
         )
-        with fleet.assembled(work.classes(config)):
+        with fleet.assembled(work.classes):
             yield fleet
 
 
@@ -268,12 +273,10 @@ def _workers(fleet: Fleet) -> Workers:
 
 def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     """The nodes in use and MLflow's backlog. Thread-safe."""
-    nodes = Counter(name for node in fleet.nodes for name in node.classes)
-    logged, unlogged = tracker.num_logged, tracker.num_unlogged
     return LiveFigures(
-        nodes=nodes,
-        num_logged=logged,
-        num_unlogged=unlogged,
+        nodes=Counter(name for node in fleet.nodes for name in node.classes),
+        num_logged=tracker.num_logged,
+        num_unlogged=tracker.num_unlogged,
     )
 
 
@@ -294,7 +297,7 @@ def _plan_without_ray(
         # First with the facts of the last campaign: finding today's takes seconds.
         planned = _plan(config, work, ledger, (known, [served]))
         if planned[0].is_finished:
-            facts = facts_here(work.entries, work.classes(config), lambda _: None)
+            facts = facts_here(work.entries, work.classes, lambda _: None)
             if facts != known:
                 planned = _plan(config, work, ledger, (facts, [served]))
     except (InfrastructureError, RuntimeError):  # a start of Ray reports it
@@ -313,14 +316,10 @@ def _plan(
     request = PlanRequest(
         entries=work.entries,
         facts=facts,
-        auto=auto_classes_of(nodes),
-        auto_precise=auto_classes_of(nodes, precise=True),
-        device_classes=config.device_classes,
-        recipes=config.recipes,
+        nodes=nodes,
         policy=config.policy,
         keep_going=config.keep_going,
-        allow_regression=config.allow_regression,
     )
     finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine)
     plan = make_plan(request, finished, work.digests)
-    return plan, skipped_outcomes(work.problems, plan.unplaced)
+    return plan, [*skipped_outcomes(work.problems), *plan.skipped]

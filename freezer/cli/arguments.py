@@ -21,7 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from freezer.codec import finite
 from freezer.errors import FAILED, INTERRUPTED, USAGE, ColdpressError, without_torch
@@ -82,6 +82,11 @@ def say_json(value: object, *, indent: int | None = None) -> None:
         )
         + "\n"
     )
+
+
+def command_app() -> Typer:
+    """An application of one command over campaigns; see `CAMPAIGN_COMMANDS`."""
+    return Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def table(*headers: str) -> Table:

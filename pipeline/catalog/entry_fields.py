@@ -108,8 +108,7 @@ def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
             raise FieldError("dims need `inputs:` whose shapes name them", field="dims")
         return None
     if not isinstance(given, dict | list):
-        message = f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
-        raise FieldError(message)
+        raise FieldError(f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]")
     for name, bound in dims.items():
         with field_errors(f"dims.{name}"):
             declared_dim(name, bound)
@@ -136,8 +135,10 @@ def _lacks_inputs(info: ValidationInfo) -> bool:
 def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     if given is None:
         if _lacks_inputs(info):
-            message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
-            raise FieldError(message, field="inputs")
+            raise FieldError(
+                "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`",
+                field="inputs",
+            )
         return None
     path = _sample_file(given, info)
     spec = info.data.get("inputs")

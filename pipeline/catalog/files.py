@@ -69,8 +69,9 @@ def read_file(path: Path) -> list[Record]:
             f"{path} cannot be read: {error.strerror}; name a catalog file"
         ) from error
     if not records:
-        message = f"{path} lists no models; expected at least one entry"
-        raise CatalogError(message, field="models", code=EMPTY)
+        raise CatalogError(
+            f"{path} lists no models; expected at least one entry", field="models", code=EMPTY
+        )
     return records
 
 
@@ -93,8 +94,9 @@ def _read_yaml(path: Path) -> list[Record]:
     models: list[Any] = document.get("models") or []
     for name, value, kind in (("defaults", defaults, dict), ("models", models, list)):
         if not isinstance(value, kind):
-            message = f"{path}: got a {type(value).__name__}, expected a {kind.__name__}"
-            raise CatalogError(message, field=name)
+            raise CatalogError(
+                f"{path}: got a {type(value).__name__}, expected a {kind.__name__}", field=name
+            )
     if root is None or not models:
         return []
     nodes = {key.value: value for key, value in root.value}
@@ -174,8 +176,9 @@ def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
         name = str(key.value)
         place = _place(key, path)
         if name in places and name != "<<":
-            message = f"{place}: {name!r} is given twice, first at {places[name]}; remove one"
-            raise CatalogError(message, field=name)
+            raise CatalogError(
+                f"{place}: {name!r} is given twice, first at {places[name]}; remove one", field=name
+            )
         places[name] = place
 
 
@@ -209,8 +212,9 @@ def _read_json_lines(path: Path) -> list[Record]:
                 value = json.loads(line, object_pairs_hook=_unique)
                 json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
             except (ValueError, RecursionError) as error:
-                message = f"got {line.strip()!r:.80}, which is not JSON: {error}"
-                raise CatalogError(message, place=place) from None
+                raise CatalogError(
+                    f"got {line.strip()!r:.80}, which is not JSON: {error}", place=place
+                ) from None
             records.append(Record(place=place, value=value))
     return records
 

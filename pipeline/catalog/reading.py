@@ -85,8 +85,7 @@ def of_version(entry: Entry, model: RegistryModel) -> Entry:
     tags = {**entry.tags, "coldpress.source_model": model.name, SOURCE_VERSION: model.version}
     if model.run_id:
         tags[SOURCE_RUN] = model.run_id
-    source = replace(entry.source, location=model.model_uri)
-    return replace(entry, source=source, tags=tags)
+    return replace(entry, source=replace(entry.source, location=model.model_uri), tags=tags)
 
 
 @frozen
@@ -148,11 +147,8 @@ def read_entries(given: Sequence[CatalogEntry], *, only: Sequence[str] = ()) -> 
     Raises:
         CatalogError, UsageError: as `read_catalog`; a function cannot be imported by workers.
     """
-    records = [
-        Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)
-    ]
     return _read_records(
-        records,
+        [Record(place=f"entry {index}", value=as_file(one)) for index, one in enumerate(given)],
         folder=Path.cwd(),
         origin="the catalog",
         only=only,
@@ -201,8 +197,7 @@ def read_registry(
     entries = []
     for entry in read.entries:
         model = models[entry.name]
-        registered_name = f"{model.name}-frozen"
-        entries.append(replace(of_version(entry, model), registered_name=registered_name))
+        entries.append(replace(of_version(entry, model), registered_name=f"{model.name}-frozen"))
     return replace(read, entries=tuple(entries))
 
 

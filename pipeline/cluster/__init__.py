@@ -10,7 +10,7 @@ from pipeline.cluster.client import (
     connect,
     joined_address,
 )
-from pipeline.cluster.head_monitor import in_child
+from pipeline.cluster.head_monitor import host_and_port, in_child
 from pipeline.cluster.jobs_api import (
     Job,
     Jobs,
@@ -48,6 +48,7 @@ __all__ = [
     "classes_of",
     "connect",
     "gather",
+    "host_and_port",
     "in_child",
     "in_job",
     "job_prefix",

@@ -32,8 +32,6 @@ from pipeline.cluster.ray_cluster import Cluster, classes_of
 from pipeline.cluster.working_dir import in_job
 from pipeline.records import labels_of
 
-TOKEN_CODE = "CP-RAY-TOKEN"
-
 
 def check_token(address: str) -> None:
     """Connect to the head at `HOST:PORT`, which is known to answer.
@@ -64,7 +62,7 @@ def token_rejected(address: str, error: AuthenticationError) -> InfrastructureEr
         f"Ray at {address} rejects the token ({reason}; RAY_AUTH_MODE is {mode} here); set"
         " RAY_AUTH_MODE=token here, and copy ~/.ray/auth_token from the head to this machine (or"
         " set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN)",
-        code=TOKEN_CODE,
+        code="CP-RAY-TOKEN",
     )
 
 
@@ -265,25 +263,21 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
         with connect(address) as cluster:
             nodes = cluster.nodes()
     except ColdpressError as error:
-        remedy = (
-            f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head"
-            " --port 6379"
-        )
+        status = f"ray status --address {shlex.quote(address)}"
         yield Finding(
             check="Ray",
             level="error",
             text=f"{version}: {error.coded}",
-            remedy=remedy,
+            remedy=f"{status}   # if nothing answers: ray start --head --port 6379",
         )
         return
     served = classes_of(nodes)
     text = f"{version}, cluster {address}: {len(nodes)} nodes with CPUs"
     if set(served) <= {PORTABLE}:
-        text = f"{text}, none of which has the label of a device class"
         yield Finding(
             check="Ray",
             level="warning",
-            text=text,
+            text=f"{text}, none of which has the label of a device class",
             remedy=f"{JOIN}   # on each worker",
         )
         return

@@ -42,7 +42,8 @@ CONNECT_S = 5.0
 def host_and_port(address: str) -> tuple[str, int] | None:
     """Parse `HOST:PORT`, with or without a scheme; None for an address without a port."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+    is_port = port.isdecimal() and 0 < int(port) < 2**16
+    return (host.strip("[]"), int(port)) if host and is_port else None
 
 
 def end_driver(error: InfrastructureError) -> NoReturn:
@@ -116,12 +117,11 @@ class Head:
             while not ended.wait(CHECK_INTERVAL_S):
                 self.check()
 
-        thread = threading.Thread(
+        threading.Thread(
             target=watch,
             name="head",
             daemon=True,
-        )
-        thread.start()
+        ).start()
         try:
             yield
         finally:

@@ -198,8 +198,9 @@ class Jobs:
                 failures += 1
                 if failures > RETRIES:
                     remedy = "submit it again to follow it, or see `coldpress status`"
-                    message = f"{error}; job {job_id} may still be running: {remedy}"
-                    raise InfrastructureError(message, code=error.code) from error
+                    raise InfrastructureError(
+                        f"{error}; job {job_id} may still be running: {remedy}", code=error.code
+                    ) from error
                 time.sleep(2 * failures)
                 continue
             failures = 0

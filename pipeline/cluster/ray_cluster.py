@@ -81,7 +81,7 @@ class Done:
 
     Attributes:
         lost: whether its worker or node was lost.
-        kind: kind of the failure, as in pipeline/failures/policy.py.
+        kind: kind of the failure, as in pipeline/failures.py.
     """
 
     handle: Handle
@@ -107,7 +107,6 @@ class Cluster:
 
     Attributes:
         joined: whether the cluster existed before and may be shared; False for a local Ray.
-        home: id of the driver's node.
         head: monitor of the head. Ray is not called while the head is silent: it would wait, and
             then kill this process.
     """
@@ -115,7 +114,6 @@ class Cluster:
     def __init__(self, *, joined: bool, head: Head) -> None:
         self.joined = joined
         self.head = head
-        self.home: str = ray.get_runtime_context().get_node_id()
         self._nodes: list[Node] = []
         self._asked: dict[Ask, list[Handle]] = {}
 
@@ -228,20 +226,15 @@ class Cluster:
     def _done(self, handle: Handle) -> Done:
         try:
             return Done(handle=handle, value=ray.get(handle))
-        except ray.exceptions.RayTaskError as error:
-            failure = f"{type(error.cause).__name__}: {error.cause}"
-            return Done(
-                handle=handle,
-                failure=failure,
-                kind=kind_of_ray(error, error.cause),
-            )
         except ray.exceptions.RayError as error:
-            failure = f"{type(error).__name__}: {first_line(error)}"
+            cause, text = None, first_line(error)
+            if isinstance(error, ray.exceptions.RayTaskError):
+                cause, text = error.cause, str(error.cause)
             return Done(
                 handle=handle,
-                failure=failure,
-                kind=kind_of_ray(error),
-                lost=True,
+                failure=f"{type(cause or error).__name__}: {text}",
+                kind=kind_of_ray(error, cause),
+                lost=cause is None,
             )
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:

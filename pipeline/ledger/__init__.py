@@ -4,18 +4,22 @@ May import: pipeline.workspace and below.
 Read first: ledger.py.
 """
 
-from pipeline.ledger.campaign_history import (
-    History,
-    Reached,
-)
-from pipeline.ledger.campaign_record import (
+from pipeline.ledger.campaigns import (
     CampaignRecord,
     Continued,
+    History,
     Member,
+    Reached,
     members_of,
 )
-from pipeline.ledger.lease import LeaseLostError, campaign_lock, check_campaign
-from pipeline.ledger.lease_holder import Holder, lease_of, living_holder, read_holder
+from pipeline.ledger.lease import (
+    Holder,
+    LeaseLostError,
+    campaign_lock,
+    check_campaign,
+    living_holder,
+    read_holder,
+)
 from pipeline.ledger.ledger import (
     Draft,
     Ledger,
@@ -44,7 +48,6 @@ __all__ = [
     "RowKind",
     "campaign_lock",
     "check_campaign",
-    "lease_of",
     "ledger_folder",
     "living_holder",
     "members_of",

@@ -30,20 +30,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from freezer.codec import encode
-from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
-from freezer.files import WAITS_S, make_folder, open_regular, retried, write_whole
-from freezer.store import RemoteFiles, user_name
-from pipeline.ledger.lease_holder import (
-    POLL_S,
-    Holder,
-    LeaseObject,
-    lease_of,
-    living_holder,
-    read_holder,
+from freezer.codec import encode, frozen, read_record
+from freezer.errors import (
+    InfrastructureError,
+    IntegrityError,
+    StoreUnreachableError,
+    UsageError,
 )
-from pipeline.records import Note
+from freezer.files import WAITS_S, make_folder, open_regular, retried, write_whole
+from freezer.store import Store, user_name
+from pipeline.ledger.segments import LEDGER
+from pipeline.records import Note, iso
 from pipeline.workspace import boot_id, process_namespace, process_started
+
+POLL_S = 0.5
 
 HEARTBEAT_S = 5.0
 """Time between two heartbeats of a driver."""
@@ -56,6 +56,109 @@ SETTLE_S = 1.0
 
 _CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
 """Names of campaigns: they are part of file names and of MLflow's tags."""
+
+
+@frozen
+class Holder:
+    """The driver that holds a lease, as stored in it.
+
+    Attributes:
+        token: unique name of this holding.
+        host, user, pid: for people.
+        boot, namespace, pid_started: with `pid`, they identify one process. The namespace is
+            included because containers have their own pids.
+        started: seconds since the epoch by the holder's clock, for people.
+        beat: increased by every heartbeat.
+        beat_time: time of the last heartbeat by the holder's clock, for people.
+        heartbeat_s, expiry_s: settings of the holder.
+        after: `unended_since` of the dead driver that it took over from; None if the last driver
+            ended normally. Earlier releases did not store it.
+    """
+
+    token: str
+    host: str
+    user: str
+    pid: int
+    boot: str
+    namespace: str
+    pid_started: int
+    started: float
+    beat: int
+    beat_time: float
+    heartbeat_s: float
+    expiry_s: float
+    after: float | None = None
+
+    @property
+    def unended_since(self) -> float:
+        """Start of the first of the drivers that died in a row up to this one, in seconds since the
+        epoch.
+        """
+        return self.started if self.after is None else self.after
+
+    @property
+    def who(self) -> str:
+        """Description of the driver for people."""
+        return f"process {self.pid} of {self.user} on {self.host} since {iso(self.started)}"
+
+    def is_here(self) -> bool:
+        """Whether the holder runs in this boot and process namespace, so that its process can be
+        checked.
+        """
+        is_this_boot = bool(self.boot) and self.boot == boot_id()
+        return is_this_boot and self.namespace == process_namespace()
+
+    def is_dead(self) -> bool:
+        """Whether the holder is known to be dead; False if it cannot be checked."""
+        return self.is_here() and process_started(self.pid) != self.pid_started
+
+
+def lease_path(campaign: str) -> str:
+    """Return the path of a campaign's lease in its store."""
+    return f"{LEDGER}/lease-{campaign}.json"
+
+
+def read_holder(store: Store, campaign: str) -> Holder | None:
+    """Return the holder of a campaign's lease, dead or alive; None if there is no lease, or it is
+    damaged.
+
+    Raises:
+        OSError: the lease cannot be read.
+    """
+    path = lease_path(campaign)
+    try:
+        content = retried(lambda: store.files.read(path))
+        return read_record(Holder, content, origin=path)
+    except (FileNotFoundError, IntegrityError):
+        return None
+
+
+def living_holder(store: Store, campaign: str, notify: Note = lambda _: None) -> Holder | None:
+    """Return the holder of a campaign's lease if it lives: if its process cannot be checked, wait
+    for a heartbeat.
+
+    Args:
+        store, campaign: of the lease.
+        notify: takes messages about the wait.
+
+    Raises:
+        OSError: the lease cannot be read.
+    """
+    first = read_holder(store, campaign)
+    if first is None or first.is_dead():
+        return None
+    if first.is_here():
+        return first
+    notify(f"watching up to {first.expiry_s:.0f} s for a heartbeat of {first.who}")
+    until = time.monotonic() + first.expiry_s
+    while time.monotonic() < until:
+        time.sleep(min(POLL_S, first.heartbeat_s))
+        now = read_holder(store, campaign)
+        if now is None or now.is_dead():
+            return None
+        if (now.token, now.beat) != (first.token, first.beat):
+            return now
+    return None
 
 
 class LeaseLostError(InfrastructureError):
@@ -78,28 +181,20 @@ def check_campaign(name: str) -> None:
 
 
 @contextmanager
-def campaign_lock(
-    folder: Path,
-    campaign: str,
-    notify: Note = lambda _: None,
-    *,
-    remote: RemoteFiles | None = None,
-) -> Iterator[Lease]:
+def campaign_lock(store: Store, campaign: str, notify: Note = lambda _: None) -> Iterator[Lease]:
     """Hold the right to write for a campaign. One process at a time has it; it is free again when
     that process dies.
 
     Args:
-        folder: of the ledger.
+        store: of the campaign. In a bucket, the lease is advisory.
         campaign: name.
         notify: takes messages about the wait for a driver of another machine.
-        remote: the bucket that contains the ledger. The lease is then advisory, and `folder` is
-            this machine's.
 
     Raises:
         InfrastructureError: another process has it.
         StoreUnreachableError: the lock or the lease cannot be written.
     """
-    path = lease_of(folder, campaign, remote)
+    folder = store.root / LEDGER
     try:
         make_folder(folder)
         lock = retried(lambda: open_regular(folder / f"lock-{campaign}", "ab"))
@@ -108,21 +203,21 @@ def campaign_lock(
     with lock:
         try:
             if _is_locked(lock):
-                raise _running(campaign, folder, read_holder(path))
-            holder = living_holder(path, notify)
+                raise _running(campaign, folder, read_holder(store, campaign))
+            holder = living_holder(store, campaign, notify)
             if holder is not None:
                 raise _running(campaign, folder, holder)
-            dead = read_holder(path)
-            lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
+            dead = read_holder(store, campaign)
+            lease = Lease(store, campaign, after=dead.unended_since if dead else None)
             lease.write()
-            if remote is not None:
+            if store.remote is not None:
                 time.sleep(SETTLE_S)  # any other driver that saw no lease has written by now
-                holder = read_holder(path)
-                if holder is None or holder.token != lease.token:
-                    raise _running(campaign, folder, holder)
+                if not lease.is_held():
+                    raise _running(campaign, folder, read_holder(store, campaign))
         except OSError as error:
-            message = f"the lease {path} cannot be read or written: {error}"
-            raise StoreUnreachableError(message) from error
+            raise StoreUnreachableError(
+                f"the lease of {campaign!r} in {store.uri} cannot be read or written: {error}"
+            ) from error
         with lease:
             yield lease
 
@@ -157,14 +252,8 @@ class Lease:
             if it ended normally.
     """
 
-    def __init__(
-        self,
-        path: Path | LeaseObject,
-        campaign: str,
-        *,
-        after: float | None,
-    ) -> None:
-        self._path = path
+    def __init__(self, store: Store, campaign: str, *, after: float | None) -> None:
+        self._store = store
         self._campaign = campaign
         self.after = after
         pid = os.getpid()
@@ -185,11 +274,7 @@ class Lease:
             after=after,
         )
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._keep_alive,
-            name="lease",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._keep_alive, name="lease", daemon=True)
 
     def __enter__(self) -> Lease:
         self._thread.start()
@@ -200,8 +285,8 @@ class Lease:
         self._ended.set()
         self._thread.join(2 * POLL_S + sum(WAITS_S))  # longer only if the disk fails
         with suppress(OSError):
-            if self._is_ours():
-                retried(self._path.unlink)
+            if self.is_held():
+                retried(lambda: self._store.files.remove(lease_path(self._campaign)))
 
     @property
     def token(self) -> str:
@@ -217,10 +302,10 @@ class Lease:
             StoreUnreachableError: the lease cannot be read.
         """
         try:
-            holder = read_holder(self._path)
+            holder = read_holder(self._store, self._campaign)
         except OSError as error:
-            message = f"the lease {self._path} cannot be read: {error}"
-            raise StoreUnreachableError(message) from error
+            where = f"{self._campaign!r} in {self._store.uri}"
+            raise StoreUnreachableError(f"the lease of {where} cannot be read: {error}") from error
         if holder is None or holder.token != self._holder.token:
             taker = f"by {holder.who}" if holder else "and given back"
             raise LeaseLostError(
@@ -237,10 +322,11 @@ class Lease:
             OSError: it cannot be written.
         """
         content = json.dumps(encode(self._holder)).encode()
-        if isinstance(self._path, LeaseObject):
-            self._path.write(content)
+        path = lease_path(self._campaign)
+        if self._store.remote is not None:
+            self._store.remote.write(path, content)
         else:
-            write_whole(self._path, content, synced=False)
+            write_whole(self._store.root / path, content, synced=False)
 
     def _keep_alive(self) -> None:
         """Write heartbeats until the end, or until another driver holds the lease.
@@ -249,16 +335,13 @@ class Lease:
         """
         while not self._ended.wait(HEARTBEAT_S):
             with suppress(OSError):
-                if not self._is_ours():
+                if not self.is_held():
                     return
                 beat = self._holder.beat + 1
-                self._holder = replace(
-                    self._holder,
-                    beat=beat,
-                    beat_time=time.time(),
-                )
+                self._holder = replace(self._holder, beat=beat, beat_time=time.time())
                 self.write()
 
-    def _is_ours(self) -> bool:
-        holder = read_holder(self._path)
+    def is_held(self) -> bool:
+        """Whether this process still holds the lease."""
+        holder = read_holder(self._store, self._campaign)
         return holder is not None and holder.token == self._holder.token

@@ -20,10 +20,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from freezer.codec import Json, JsonView, frozen
+from freezer.codec import Json, JsonView
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import OCI
 from freezer.store import Store
@@ -83,8 +83,7 @@ def refuse_registry(uri: str) -> None:
         )
 
 
-@frozen
-class Draft:
+class Draft(NamedTuple):
     """A row to append."""
 
     kind: RowKind
@@ -119,7 +118,6 @@ class Ledger:
     ) -> None:
         check_campaign(campaign)
         self._store = store
-        self._remote = store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._notify = notify
@@ -143,12 +141,7 @@ class Ledger:
         """
         with ExitStack() as stack:
             if not self._read_only:
-                lock = campaign_lock(
-                    self.folder,
-                    self.campaign,
-                    self._notify,
-                    remote=self._remote,
-                )
+                lock = campaign_lock(self._store, self.campaign, self._notify)
                 self._lease = stack.enter_context(lock)
                 remove_partial(self.folder, self.campaign)
             self.refresh()
@@ -182,8 +175,7 @@ class Ledger:
         Raises:
             StoreUnreachableError: a part is damaged.
         """
-        if self._remote is not None:
-            mirrored(self._store, self._remote)
+        ledger_folder(self._store)
         for part in read_folder(self.folder, self._known):
             self._take_in(part)
 
@@ -243,14 +235,7 @@ class Ledger:
             LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        draft = Draft(
-            kind=kind,
-            key=key,
-            model=model,
-            device_class=device_class,
-            data=data,
-        )
-        self.append_all([draft])
+        self.append_all([Draft(kind, key, model, device_class, data)])
 
     def append_all(self, drafts: Sequence[Draft]) -> None:
         """Add rows atomically. They are on the disk when this returns.
@@ -262,8 +247,7 @@ class Ledger:
         if not drafts:
             return
         self.check()
-        rows = [self._row(draft) for draft in drafts]
-        self._write(encode(rows))
+        self._write(encode([self._row(draft) for draft in drafts]))
         # The rows are written; the next append reports a problem.
         with suppress(LeaseLostError, StoreUnreachableError):
             self._merge_small(MERGE_AT)
@@ -271,20 +255,13 @@ class Ledger:
     def _row(self, draft: Draft) -> Json:
         """Return the row, with a later time than every known one, even if the clock went back."""
         self._latest = max(time.time(), self._latest + LEAST_STEP_S)
-        return {
-            "kind": draft.kind,
-            "key": draft.key,
-            "model": draft.model,
-            "device_class": draft.device_class,
-            "campaign": self.campaign,
-            "time": self._latest,
-            "data": json.dumps(draft.data),
-        }
+        own = {"campaign": self.campaign, "time": self._latest, "data": json.dumps(draft.data)}
+        return {**draft._asdict(), **own}
 
     def _write(self, content: bytes) -> None:
         token = self._lease.token[:8] if self._lease else ""
         name = f"{self.campaign}@{time.time_ns()}-{token}"
-        self._take_in(write_part(self.folder, self._remote, name, content))
+        self._take_in(write_part(self._store, name, content))
 
     def _take_in(self, part: Part) -> None:
         """Index the rows of a part."""
@@ -310,7 +287,7 @@ class Ledger:
         content = merged(small, lambda row: self.own(row.kind, row.key, row.model) is row)
         self._own_parts = [part for part in self._own_parts if part not in small]
         self._write(content)
-        drop_parts(small, self._remote)
+        drop_parts(small, self._store)
 
 
 def keep_newest(rows: dict[_Key, LedgerRow], key: _Key, row: LedgerRow) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +49,6 @@ _SCHEMA = pa.schema(
 PART_BYTES = 1 << 28  # of the largest part
 
 RowKind = Literal["build", "outcome", "campaign", "pass"]
-KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
 @frozen
@@ -57,7 +56,7 @@ class LedgerRow:
     """One finished build, outcome, campaign, or pass of one over its catalog.
 
     Attributes:
-        kind: `build`, `outcome`, `campaign` (see campaign_record.py), or `pass`: the record of the
+        kind: `build`, `outcome`, `campaign` (see campaigns.py), or `pass`: the record of the
             campaign's last pass that ended. Earlier releases did not store it.
         key: build_key or judge_key, whose parts are `data["parts"]`; or the campaign's name.
         time: seconds since the epoch; increases within a campaign, and within a key.
@@ -156,48 +155,37 @@ def _encode(table: pa.Table) -> bytes:
     return content
 
 
-def write_part(
-    folder: Path,
-    remote: RemoteFiles | None,
-    name: str,
-    content: bytes,
-) -> Part:
+def write_part(store: Store, name: str, content: bytes) -> Part:
     """Write a part for all machines. It is on the disk, or in the bucket, when this returns.
 
     Args:
-        folder: of the ledger.
-        remote: the bucket, if the store is in one.
+        store: of the ledger.
         name: of the file, without checksum and suffix.
         content: of `encode` or `merged`.
 
     Raises:
         StoreUnreachableError: it cannot be written (a full disk); then it does not exist.
     """
-    path = folder / f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
-    where = folder if remote is None else remote.where(LEDGER)
+    path = f"{LEDGER}/{name}.{zlib.crc32(content):08x}{SUFFIX}"
     try:
-        if remote is None:
-            write_whole(path, content)
-        else:
-            remote.write(f"{LEDGER}/{path.name}", content)
+        store.files.write(path, content)
     except OSError as error:
+        where = store.files.where(LEDGER)
         raise StoreUnreachableError(f"the ledger {where} cannot be written: {error}") from error
-    return Part(content, path)
+    return Part(content, store.root / path)
 
 
-def drop_parts(parts: Iterable[Part], remote: RemoteFiles | None) -> None:
+def drop_parts(parts: Iterable[Part], store: Store) -> None:
     """Remove parts whose rows are in another part. Those of a part that remains occur twice."""
     with suppress(OSError):
         for part in parts:
             remove(part.path)
-            if remote is not None:
-                remote.remove(f"{LEDGER}/{part.path.name}")
+            store.files.remove(f"{LEDGER}/{part.path.name}")
 
 
-def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
-    """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
-    mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    return sorted(chain(folder.glob(mine + SUFFIX), folder.glob(mine + OLD_SUFFIX)))
+def part_paths(folder: Path) -> list[Path]:
+    """Return the files of a ledger's parts, sorted."""
+    return sorted(chain(folder.glob(f"*{SUFFIX}"), folder.glob(f"*{OLD_SUFFIX}")))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:
@@ -233,15 +221,16 @@ def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
                 yield part
 
 
-def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[LedgerRow]:
-    """Yield the rows of a ledger, of some kinds. A row that is being compacted may occur twice.
+def read_rows(folder: Path, *kinds: RowKind) -> Iterator[LedgerRow]:
+    """Yield the rows of a ledger, of some kinds or all. A row that is being compacted may occur
+    twice.
 
     Raises:
         StoreUnreachableError: a part is damaged.
     """
     for part in read_folder(folder):
         for row in part.rows:
-            if row.kind in kinds:
+            if not kinds or row.kind in kinds:
                 yield row
 
 

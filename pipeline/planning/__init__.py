@@ -23,9 +23,8 @@ from pipeline.planning.plan import (
     Item,
     Plan,
     PlanRequest,
-    Unplaced,
-    auto_classes_of,
     make_plan,
+    skipped_outcome,
 )
 
 __all__ = [
@@ -39,11 +38,10 @@ __all__ = [
     "Item",
     "Plan",
     "PlanRequest",
-    "Unplaced",
-    "auto_classes_of",
     "demand_of",
     "learned",
     "make_plan",
     "pinned",
+    "skipped_outcome",
     "source_key",
 ]

@@ -104,7 +104,6 @@ class EarlierSpeed:
         words: what was measured, for people.
     """
 
-    recipe: str
     share: float
     most: float
     words: str
@@ -179,8 +178,7 @@ class EarlierSpeeds:
             return
         if outcome.clock == "inherited":
             if before is not None:
-                num = before.num_inherited + 1
-                self._contests[place] = replace(before, num_inherited=num)
+                self._contests[place] = replace(before, num_inherited=before.num_inherited + 1)
             return
         error_ratio = outcome.figures.drift.error_ratio
         if outcome.clock not in ("wall", "cpu") or not outcome.architecture or error_ratio is None:
@@ -217,7 +215,7 @@ class EarlierSpeeds:
     def hopeless(self, item: Item, architecture: str) -> dict[str, str]:
         """The optional recipes of an item that cannot be expected to win, each with the reason."""
         known = self._known.get((architecture, item.device_class, item.num_threads), {})
-        with_torch_alone = [found for found in known.values() if needs_torch_alone(found.recipe)]
+        with_torch_alone = [found for name, found in known.items() if needs_torch_alone(name)]
         best = max(with_torch_alone, key=lambda found: found.share, default=None)
         hopeless = {}
         contest = self.contest(item)
@@ -256,7 +254,6 @@ def _take_in(outcome: Outcome, known: _Known) -> None:
         fastest = max(rivals, key=lambda name: measured[name][0])
         best = measured[fastest][0]
         speeds[recipe] = EarlierSpeed(
-            recipe=recipe,
             share=speedup / best,
             most=most / best,
             words=(

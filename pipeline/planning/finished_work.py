@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
 
 from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
@@ -45,7 +44,6 @@ class FinishedWork:
         self._ledger = ledger
         self.lifted = lifted
         self._store = store
-        self._problem = cache(partial(loss_of, store))
         self.repairs: list[str] = []
 
     def applied_to_all(self, items: Sequence[Item]) -> tuple[Item, ...]:
@@ -97,13 +95,12 @@ class FinishedWork:
         noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
         if noisy and not item.policy.accept_noise:
             return None, "was measured on a busy machine with --accept-noise"
-        kept = is_kept(
+        if not is_kept(
             failure,
             memory_bytes=item.memory_bytes,
             timeout_s=item.entry.limits.timeout_s,
             lifted=self.lifted,
-        )
-        if not kept:
+        ):
             assert failure is not None
             return None, f"failed earlier ({failure.kind}); retrying"
         if outcome.verdict == "kept-previous":
@@ -114,7 +111,7 @@ class FinishedWork:
                 return None, "was kept-previous, and another artifact serves now"
         number = LATEST if outcome.verdict == "kept-previous" else outcome.version
         if number is not None:
-            problem = self._problem(f"{row.model}:{number}", item.device_class)
+            problem = loss_of(self._store, f"{row.model}:{number}", item.device_class)
             if problem:
                 self.repairs.append(f"{item.label()}: {problem}; making it again")
                 return None, f"files of version {number} are missing"

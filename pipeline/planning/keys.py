@@ -106,12 +106,11 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         OSError: a file is missing or unreadable.
     """
     source = entry.source
-    files = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
     parts: Json = {
         "kind": source.kind,
         "args": dict(source.args),
         "seed": source.seed,
-        "files": files,
+        "files": {str(index): digests.of(path) for index, path in enumerate(entry.files)},
     }
     if source.method is not None:
         parts["method"] = source.method
@@ -153,7 +152,7 @@ class BuildTarget:
     """What builds and judges of an item run on, and with.
 
     Attributes:
-        num_threads: the deciding thread count; `further_threads` are the others.
+        threads: the counts to judge for, the deciding one first.
         toolchain: of the workers of the class.
         samples: digest of the samples file, which gives example inputs and, without a spec, shapes.
         held_out: digest of the samples of a budget.
@@ -161,8 +160,7 @@ class BuildTarget:
     """
 
     device_class: str
-    num_threads: int
-    further_threads: tuple[int, ...] = ()
+    threads: tuple[int, ...]
     toolchain: JsonView
     samples: str | None
     held_out: str | None = None
@@ -185,7 +183,7 @@ def build_key(
         "samples": target.samples,
         "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
         "device_class": target.device_class,
-        "num_threads": target.num_threads if recipe.by_thread else None,
+        "num_threads": target.threads[0] if recipe.by_thread else None,
         "toolchain": own_toolchain(recipe, target.toolchain),
         "format_version": FORMAT_VERSION,
     }
@@ -225,15 +223,13 @@ def judge_key(
         limits["memory_mb_max"] = entry.limits.memory_mb_max
     if entry.limits.nan != "report":
         limits["nan"] = entry.limits.nan
-    num_threads: int | list[int] = target.num_threads
-    if target.further_threads:
-        num_threads = [target.num_threads, *target.further_threads]
+    first, *further = target.threads
     parts: Json = {
         "builds": sorted(build.digest for build in builds),
         "limits": limits,
         # What accepted noise publishes is judged again without it.
         "policy": encode(replace(policy, accept_noise=False)),
-        "num_threads": num_threads,
+        "num_threads": [first, *further] if further else first,
         "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
         "task_metric": entry.task_metric,
     }

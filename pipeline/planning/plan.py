@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.codec import Json, frozen
-from freezer.errors import CatalogError, InfrastructureError
+from freezer.errors import CatalogError, ColdpressError, InfrastructureError
 from freezer.freezing.choices import check_consented, left_out, select
 from freezer.freezing.recipes import made_for
 from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, source_key
-from pipeline.records import LABEL, ClassFacts, FleetFacts, Outcome
+from pipeline.records import LABEL, ClassFacts, Failure, FleetFacts, Outcome
 
 if TYPE_CHECKING:
     from pipeline.planning.finished_work import FinishedWork
@@ -30,7 +30,7 @@ class Item:
     """One model for one device class.
 
     Attributes:
-        num_threads: the deciding thread count; `further_threads` are the others.
+        threads: the counts to judge for, the deciding one first.
         builds: the key of the build of each recipe.
         judge: the key of its judge.
         finished: its outcome, if an earlier campaign reached it.
@@ -45,20 +45,24 @@ class Item:
 
     entry: Entry
     device_class: str
-    num_threads: int
+    threads: tuple[int, ...]
     source: Key
     builds: Mapping[str, Key]
     judge: Key
     policy: SamplingPolicy
     finished: Outcome | None = None
     why: str = ""
-    further_threads: tuple[int, ...] = ()
     memory_bytes: int | None = None
     before: Outcome | None = None
     missed: tuple[str, ...] = ()
     renamed: bool = False
     optional: tuple[str, ...] = ()
     emulated: bool = False
+
+    @property
+    def num_threads(self) -> int:
+        """The deciding thread count."""
+        return self.threads[0]
 
     @property
     def parts(self) -> Json:
@@ -72,20 +76,11 @@ class Item:
 
 
 @frozen
-class Unplaced:
-    """A model for a class without a node, or without a node that has enough threads."""
-
-    model: str
-    device_class: str
-    problem: InfrastructureError
-
-
-@frozen
 class Plan:
     """All items of a campaign, in the order of the catalog; the classes of a model are adjacent.
 
     Attributes:
-        unplaced: models and classes that --keep-going skips because no node serves them.
+        skipped: the outcomes that --keep-going skips because no node serves their class.
         lift_quarantine: whether items that crashed or hung in earlier campaigns are retried.
         facts: thread count and toolchain of each class.
         notes: lines for people: recipes that are left out, and finished artifacts that the store
@@ -93,10 +88,10 @@ class Plan:
     """
 
     items: tuple[Item, ...]
-    unplaced: tuple[Unplaced, ...] = ()
-    lift_quarantine: bool = False
-    facts: FleetFacts = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    skipped: tuple[Outcome, ...]
+    lift_quarantine: bool
+    facts: FleetFacts
+    notes: tuple[str, ...]
 
     @property
     def is_finished(self) -> bool:
@@ -111,23 +106,16 @@ class PlanRequest:
     Attributes:
         entries: of the catalog.
         facts: thread count and toolchain of each class that a node serves.
-        auto: the classes that `auto` means on this cluster; `auto_precise` for entries with
-            consent to lower precision.
-        device_classes, recipes: replace those of the entries; empty keeps theirs.
+        nodes: the classes of each node, which decide what `auto` means.
         policy: of sampling.
         keep_going: skip classes without a node or without enough threads.
-        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
     entries: Sequence[Entry]
     facts: FleetFacts
-    auto: Sequence[str]
-    auto_precise: Sequence[str] = ()
-    device_classes: Sequence[str] = ()
-    recipes: Sequence[str] = ()
+    nodes: Sequence[Sequence[str]]
     policy: SamplingPolicy
     keep_going: bool = False
-    allow_regression: bool = False
 
 
 def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests) -> Plan:
@@ -143,30 +131,48 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
         InfrastructureError: a class has no node, or not enough threads on all its nodes.
     """
     items = []
-    unplaced = []
+    skipped = []
     for entry in request.entries:
         try:
             source = source_key(entry, digests)
             samples = _samples(entry, digests)
         except OSError as error:
-            message = f"{error}; put the file back, and start again"
-            raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
-        auto = request.auto_precise if entry.precision else request.auto
-        for name in _classes(request.device_classes or entry.device_classes, auto):
+            raise CatalogError(
+                f"{error}; put the file back, and start again", entry=entry.name, code="CP-FETCH"
+            ) from error
+        auto = auto_classes_of(request.nodes, precise=bool(entry.precision))
+        for name in _classes(entry.device_classes, auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:
                 items.append(_item(request, entry, name, source, samples))
             elif request.keep_going:
-                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
+                skipped.append(skipped_outcome(entry.name, name, "infrastructure", [problem]))
             else:
                 raise problem
-    digests.save()
     return Plan(
         items=finished.applied_to_all(items),
-        unplaced=tuple(unplaced),
+        skipped=tuple(skipped),
         notes=(*recipes_left_out(request), *sorted(finished.repairs)),
         lift_quarantine=finished.lifted,
         facts=request.facts,
+    )
+
+
+def skipped_outcome(
+    model: str, device_class: str, kind: str, errors: Sequence[ColdpressError]
+) -> Outcome:
+    """The outcome of an item that is skipped because of errors, before its keys are known."""
+    reason = "; ".join(map(str, errors))
+    return Outcome(
+        model=model,
+        device_class=device_class,
+        verdict="failed",
+        failure=Failure(kind=kind, code=errors[0].code, message=reason),
+        reason=reason,
+        num_threads=0,
+        source="",
+        source_key="",
+        judge_key="",
     )
 
 
@@ -233,7 +239,7 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     line for each class.
     """
     of_entries = chain.from_iterable(entry.recipes for entry in request.entries)
-    requested = sorted(set(request.recipes or of_entries))
+    requested = sorted(set(of_entries))
     consented = set(chain.from_iterable(entry.precision for entry in request.entries))
     lines = []
     for name, facts in request.facts.items():
@@ -253,53 +259,46 @@ def _item(
     samples: Sequence[str | None],
 ) -> Item:
     facts, policy = request.facts[name], request.policy
-    requested = request.recipes or entry.recipes
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
-        kept = ("error_ratio_max", "timeout_s", "memory_gb")
+        kept = ("error_ratio_max", "timeout_s", "memory_gb", "allow_regression")
         limits = Limits(**{name: getattr(entry.limits, name) for name in kept})
         entry = replace(entry, limits=limits, objective="p50")
-    entry = replace(entry, limits=replace(entry.limits, allow_regression=request.allow_regression))
-    num_threads, *further = _threads_of(entry, name, facts)
     target = BuildTarget(
         device_class=name,
-        num_threads=num_threads,
-        further_threads=tuple(further),
+        threads=_threads_of(entry, name, facts),
         toolchain=facts.toolchain,
         samples=samples[0],
         held_out=samples[1],
         is_best=facts.is_best,
     )
-    builds = _builds(entry, source, requested, target)
+    builds = _builds(entry, source, target)
     memory_gb = entry.limits.memory_gb
     return Item(
         entry=entry,
         device_class=name,
-        num_threads=num_threads,
-        further_threads=tuple(further),
+        threads=target.threads,
         source=source,
         builds=builds,
         judge=judge_key(entry, source, list(builds.values()), target, policy),
         policy=policy,
-        optional=_optional(requested, builds, entry),
+        optional=_optional(entry, builds),
         emulated=facts.emulated,
         memory_bytes=facts.memory_bytes if memory_gb is None else int(memory_gb * 1e9),
     )
 
 
-def _builds(
-    entry: Entry, source: Key, requested: Collection[str], target: BuildTarget
-) -> dict[str, Key]:
+def _builds(entry: Entry, source: Key, target: BuildTarget) -> dict[str, Key]:
     """The key of the build of each recipe.
 
     Raises:
         UsageError: one of a lower precision is named without consent; code CP-ACCURACY.
     """
-    check_consented(requested, entry.precision)
+    check_consented(entry.recipes, entry.precision)
     made_for_class = device_class(target.device_class)
     kind = made_for_class.kind
     recipes = select(
-        requested,
+        entry.recipes,
         portable=kind == PORTABLE,
         installed=target.toolchain if kind == "cpu" else (),  # GPUs have torch alone
         precision=set(entry.precision) & set(made_for_class.precisions),
@@ -309,12 +308,12 @@ def _builds(
     }
 
 
-def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -> tuple[str, ...]:
+def _optional(entry: Entry, builds: Iterable[str]) -> tuple[str, ...]:
     """The recipes that only `auto` requests.
 
     With a limit on size or memory, or another objective, a slower one may win.
     """
     sizes = (entry.limits.size_mb_max, entry.limits.memory_mb_max)
-    if "all" in requested or entry.objective != "p50" or sizes != (None, None):
+    if "all" in entry.recipes or entry.objective != "p50" or sizes != (None, None):
         return ()
-    return tuple(recipe for recipe in builds if recipe not in requested)
+    return tuple(recipe for recipe in builds if recipe not in entry.recipes)

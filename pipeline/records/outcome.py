@@ -152,8 +152,7 @@ class CandidateReport:
         reports: by payload path, the JSON form of FreezingReport, with short lists.
         points: figures of each payload wherever it was timed, the deciding place first.
         accuracy: of a lower precision; None for float32.
-        outputs: drift of each output and input set, the worst first. Earlier releases did not store
-            it.
+        outputs: drift of each output and input set, the worst first; not of earlier releases.
         explanation: where drift that fails the gate enters; None if it passes, or that is unknown.
     """
 
@@ -180,9 +179,10 @@ class CandidateReport:
     @property
     def freezing(self) -> FreezingRecord:
         """What its freezing recorded, as in a manifest."""
-        reports = {}
-        for path, found in self.reports.items():
-            reports[path] = decode(FreezingReport, found, origin="report")
+        reports = {
+            path: decode(FreezingReport, found, origin="report")
+            for path, found in self.reports.items()
+        }
         strides = self.strides_equal
         return FreezingRecord(warnings=self.warnings, reports=reports, strides_equal=strides)
 
@@ -203,7 +203,7 @@ class JudgeFindings:
         judge_s: duration of the judge, in seconds.
         previous: the artifact that served then, compared with the new one; None without one.
         deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of
-            its latencies where `figures` were measured. Earlier releases did not store them.
+            its latencies where `figures` were measured; not of earlier releases.
     """
 
     verdict: str
@@ -264,9 +264,8 @@ class Outcome(JudgeFindings):
         """Whether it has an artifact for its class, on GPUs also one that keeps eager."""
         if self.verdict == "kept-eager":
             return device_class(self.device_class).kind == "cuda"
-        return self.verdict == "published" or (
-            self.verdict == "unstable" and self.clock == "inherited"
-        )
+        is_unconfirmed = self.verdict == "unstable" and self.clock == "inherited"
+        return self.verdict == "published" or is_unconfirmed
 
     @property
     def code(self) -> str | None:
@@ -306,6 +305,11 @@ class Outcome(JudgeFindings):
         return f"{self.model}:{self.version}"
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The model and the device class."""
+        return self.model, self.device_class
+
+    @property
     def registered_as(self) -> str:
         """MLflow's registered model for its artifacts."""
         return self.registered_name or self.model
@@ -322,9 +326,7 @@ class Outcome(JudgeFindings):
 
 
 def flat_json(record: Any) -> Json:
-    """Return the JSON form of an Outcome or JudgeResult, with failure and measurements flat;
-    `reason` is the failure's message.
-    """
+    """Return an Outcome or JudgeResult in JSON, flat; `reason` is the failure's message."""
     data = encode(record) | failure_to_json(record.failure)
     del data["message"]
     for part in (data, *data["candidates"]):
@@ -339,8 +341,7 @@ def nested_json(data: JsonView) -> Json:
     """Return what `flat_json` wrote as the codec reads it, which ignores unknown keys."""
     failure = {**data, "message": data["reason"]} if data["failure"] else None
     candidates = [{**part, "figures": _measured_json(part)} for part in data["candidates"]]
-    figures = _measured_json(data)
-    return {**data, "failure": failure, "figures": figures, "candidates": candidates}
+    return {**data, "failure": failure, "figures": _measured_json(data), "candidates": candidates}
 
 
 def _measured_json(part: JsonView) -> Json:

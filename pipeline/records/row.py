@@ -231,8 +231,7 @@ def verdict_name(outcome: Outcome) -> str:
     """Return the verdict for people: what is published as portable is the fallback, and a lower
     precision says what it costs.
     """
-    is_fallback = outcome.verdict == "published" and outcome.device_class == PORTABLE
-    if is_fallback:
+    if outcome.verdict == "published" and outcome.device_class == PORTABLE:
         return "published (fallback)"
     return with_accuracy(outcome.verdict, outcome.report.accuracy if outcome.report else None)
 

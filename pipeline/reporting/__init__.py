@@ -11,11 +11,10 @@ from pipeline.reporting.console_report import (
     print_report,
     result_table,
 )
-from pipeline.reporting.display import Display, ItemWork, LineDisplay, display_for
+from pipeline.reporting.display import Display, LineDisplay, display_for
 from pipeline.reporting.html_report import report_page
 from pipeline.reporting.metrics import metered
 from pipeline.reporting.status import (
-    Status,
     campaign_status,
     campaigns_in_words,
     driver_of,
@@ -25,11 +24,9 @@ from pipeline.reporting.status import (
 __all__ = [
     "CampaignReport",
     "Display",
-    "ItemWork",
     "LineDisplay",
     "OutcomeChange",
     "PastOutcome",
-    "Status",
     "campaign_status",
     "campaigns_in_words",
     "compare",

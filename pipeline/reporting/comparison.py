@@ -54,7 +54,7 @@ class OutcomeChange:
     kind: ChangeKind
     model: str
     device_class: str
-    why: str = ""
+    why: str
 
     @property
     def is_regression(self) -> bool:
@@ -111,7 +111,7 @@ def compare(before: Outcomes, after: Outcomes) -> list[OutcomeChange]:
 
 
 def _by_place(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], Outcome]:
-    return {(outcome.model, outcome.device_class): outcome for outcome in outcomes}
+    return {outcome.place: outcome for outcome in outcomes}
 
 
 def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:

@@ -160,12 +160,9 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
         classes = ", ".join(outcome.device_class for outcome in group)
         yield Text.assemble((f"{first.model} {classes}: ", "bold"), first.coded_reason or "")
         if first.failure_kind in UNEXPLAINED:
-            lines = first.log_tail.splitlines()
-            for line in lines[-MAX_LOG_LINES:]:
+            for line in first.log_tail.splitlines()[-MAX_LOG_LINES:]:
                 yield Text(f"    {line}", style="dim")
-        logs = set()
-        for outcome in group:
-            logs.update(_logs(outcome, store))
+        logs = {log for outcome in group for log in _logs(outcome, store)}
         for log in sorted(logs):
             yield Text(f"    log: {log}")
 
@@ -233,15 +230,11 @@ def explain_plan(
         records: builds that earlier campaigns finished.
         display: takes the lines.
     """
-    lines = []
     for item in plan.items:
         why = "" if item.why == "unchanged" else f" ({item.why})"
-        lines.append(f"{item.label()}: {_work_of(item, records)}{why}")
+        display.note(f"{item.label()}: {_work_of(item, records)}{why}")
     for outcome in skipped:
-        place = f"{outcome.model} {outcome.device_class}"
-        lines.append(f"{place}: nothing ({outcome.coded_reason})")
-    for line in lines:
-        display.note(line)
+        display.note(f"{' '.join(outcome.place)}: nothing ({outcome.coded_reason})")
 
 
 def _work_of(item: Item, records: BuildRecords) -> str:

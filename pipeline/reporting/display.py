@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import ceil, inf
 from statistics import fmean
@@ -26,23 +26,8 @@ from rich.text import Text
 from freezer.codec import frozen
 from pipeline.records import STYLES, Event, LiveFigures, verdict_text
 
-
-@frozen
-class ItemWork:
-    """The work of one item, known at the start.
-
-    Attributes:
-        what: `model device_class`.
-        recipes: recipes to build; empty if they are built.
-    """
-
-    what: str
-    recipes: tuple[str, ...] = ()
-
-    @property
-    def device_class(self) -> str:
-        """The class."""
-        return self.what.rpartition(" ")[2]
+Work = Mapping[str, Collection[str]]
+"""The recipes to build, by `model device_class`; none for an item whose builds are finished."""
 
 
 @frozen
@@ -70,16 +55,16 @@ class CampaignProgress:
     """
 
     def __init__(self) -> None:
-        self.plan(0, ())
+        self.plan(0, {})
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Begin with the number of outcomes to reach, and the work that they need."""
         self.total = num_items
         self.num_done = 0
         self.num_validated = 0
         self.running: dict[str, Running] = {}
-        self._to_build = Counter({item.what: len(item.recipes) for item in work})
-        self._to_judge = {item.what for item in work}
+        self._to_build = Counter({what: len(recipes) for what, recipes in work.items()})
+        self._to_judge = set(work)
         self._num_work = len(self._to_judge)
         self._seconds: dict[str, list[float]] = {"built": [], "judged": []}
         self._started = time.monotonic()
@@ -121,12 +106,10 @@ class CampaignProgress:
         """Take in an event."""
         match event.kind:
             case "build" | "judge":
-                running = self.running.get(event.what)
-                recipes = running.recipes if running else ()
-                since = running.since if running else time.monotonic()
-                self.running[event.what] = Running(
-                    kind=event.kind, recipes=(*recipes, *event.recipes), since=since
-                )
+                new = Running(kind=event.kind, recipes=(), since=time.monotonic())
+                running = self.running.get(event.what, new)
+                recipes = (*running.recipes, *event.recipes)
+                self.running[event.what] = replace(running, kind=event.kind, recipes=recipes)
                 if event.kind == "judge":  # recipes that are left now were skipped
                     self._to_build.pop(event.what, None)
             case "built":
@@ -180,7 +163,7 @@ class Display:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Set the number of outcomes to reach, and the work that they need."""
 
     def observe(self, look: Callable[[], LiveFigures]) -> None:
@@ -251,11 +234,11 @@ class LineDisplay(Display):
                 if self._progress.running and time.monotonic() - self._printed > SILENCE_S:
                     self._print(f"{self._progress.now} ({self._progress.so_far})")
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Print the number of outcomes to reach and of builds to do."""
         self._progress.plan(num_items, work)
         self._begun.clear()
-        num_builds = sum(len(item.recipes) for item in work)
+        num_builds = sum(map(len, work.values()))
         self._print(f"{num_items} outcomes to reach, {num_builds} builds to do")
 
     def show(self, event: Event) -> None:
@@ -282,9 +265,8 @@ class LineDisplay(Display):
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
-        line = f"{time.monotonic() - self._started:7.1f}s {text}"
         self._console.print(
-            line,
+            f"{time.monotonic() - self._started:7.1f}s {text}",
             highlight=False,
             markup=False,
             soft_wrap=True,
@@ -318,7 +300,7 @@ class LiveDisplay(Display):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Set the number of outcomes to reach, and the work that they need."""
         self._progress.plan(num_items, work)
         self._update_rows()

@@ -85,9 +85,7 @@ def _facts(record: CampaignRecord, outcomes: Outcomes) -> list[str]:
 
 
 def _compressed(value: object) -> str:
-    data = _json(value).encode()
-    compressed = gzip.compress(data, mtime=0)
-    return base64.b64encode(compressed).decode()
+    return base64.b64encode(gzip.compress(_json(value).encode(), mtime=0)).decode()
 
 
 def _script(value: object) -> Markup:

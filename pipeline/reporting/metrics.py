@@ -8,7 +8,7 @@ when Prometheus asks.
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
@@ -22,8 +22,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from freezer.errors import UsageError
+from pipeline.cluster import host_and_port
 from pipeline.records import STYLES, Event, LiveFigures, Outcome
-from pipeline.reporting.display import CampaignProgress, Display, ItemWork
+from pipeline.reporting.display import CampaignProgress, Display, Work
 
 BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Upper bounds of the histograms of durations, in seconds."""
@@ -45,7 +46,13 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
         yield display
         return
     metrics = CampaignMetrics(display, campaign)
-    host, port = _parsed(address)
+    place = host_and_port(address)
+    if place is None:
+        raise UsageError(
+            f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write"
+            " --metrics 127.0.0.1:9105"
+        )
+    host, port = place
     try:
         server, thread = start_http_server(
             port,
@@ -64,16 +71,6 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _parsed(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(
-            f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write"
-            " --metrics 127.0.0.1:9105"
-        )
-    return host.strip("[]"), int(port)
 
 
 class CampaignMetrics(Display):
@@ -118,10 +115,10 @@ class CampaignMetrics(Display):
     def __exit__(self, *args: object) -> None:
         self._display.__exit__(*args)
 
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+    def plan(self, num_items: int, work: Work) -> None:
         """Begin a pass: its items replace those of the pass before."""
         self._progress.plan(num_items, work)
-        classes = {item.device_class for item in work}
+        classes = {what.rpartition(" ")[2] for what in work}
         for seconds in self._seconds.values():
             for name in classes:
                 seconds.labels(self._campaign, name)
@@ -137,8 +134,7 @@ class CampaignMetrics(Display):
         self._progress.add(event)
         if event.kind in self._seconds and event.seconds:  # 0: it could not be started
             device_class = event.what.rpartition(" ")[2]
-            seconds = self._seconds[event.kind].labels(self._campaign, device_class)
-            seconds.observe(event.seconds)
+            self._seconds[event.kind].labels(self._campaign, device_class).observe(event.seconds)
         if event.unstable:
             self._unstable.labels(self._campaign).inc()
         if event.outcome is not None:
@@ -182,8 +178,7 @@ class CampaignMetrics(Display):
         yield from (backlog, logged)
 
     def _count(self, outcome: Outcome) -> None:
-        cached = str(outcome.cached).lower()
-        self._outcomes.labels(self._campaign, outcome.verdict, cached).inc()
+        self._outcomes.labels(self._campaign, outcome.verdict, str(outcome.cached).lower()).inc()
         if outcome.verdict in ("failed", "rejected"):
             code = outcome.code or outcome.failure_kind or ""
             self._failures.labels(self._campaign, code, outcome.device_class).inc()

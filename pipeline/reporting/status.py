@@ -13,19 +13,15 @@ from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.store import Store
 from pipeline.catalog import PYTHON
 from pipeline.ledger import (
-    LEDGER,
     CampaignRecord,
     History,
     Holder,
-    RowKind,
-    lease_of,
     living_holder,
     read_holder,
     read_rows,
+    refuse_registry,
 )
 from pipeline.records import Note, Outcome, Outcomes, iso
-
-_BUILD: RowKind = "build"
 
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
@@ -100,7 +96,7 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
             signs.append(member.time)
     outcomes += record.problems
     builds = {}
-    for row in read_rows(history.folder, kinds=(_BUILD,)):
+    for row in read_rows(history.folder, "build"):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
             signs.append(row.time)
@@ -144,15 +140,12 @@ def _items(
     items = defaultdict[str, list[str]](list)
     final = set()
     for outcome in outcomes:
-        place = (outcome.model, outcome.device_class)
-        items[outcome.verdict].append(" ".join(place))
-        final.add(place)
+        items[outcome.verdict].append(" ".join(outcome.place))
+        final.add(outcome.place)
     for member in (*record.members, *record.unreached):
-        place = (member.model, member.device_class)
-        if place in final:
-            continue
-        state = "in progress" if place in begun else "waiting"
-        items[state].append(" ".join(place))
+        if member.place not in final:
+            state = "in progress" if member.place in begun else "waiting"
+            items[state].append(" ".join(member.place))
     return dict(items)
 
 
@@ -166,9 +159,7 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     Raises:
         StoreUnreachableError: the ledger cannot be read.
     """
-    alive = {}
-    for name in History(store).campaigns():
-        _, alive[name] = driver_of(store, name, note)
+    alive = {name: driver_of(store, name, note)[1] for name in History(store).campaigns()}
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
     for name, lives in alive.items():
@@ -186,16 +177,14 @@ def driver_of(
     note: Note,
 ) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
-    path = lease_of(store.root / LEDGER, campaign, store.remote)
+    refuse_registry(store.uri)
     try:
-        holder = read_holder(path)
-        if holder is None:
-            return None, False
-        if holder.is_here():
-            return holder, not holder.is_dead()
-        living = living_holder(path, note)
+        holder = read_holder(store, campaign)
+        living = living_holder(store, campaign, note)
     except OSError as error:
-        raise StoreUnreachableError(f"the lease {path} cannot be read: {error}") from error
+        raise StoreUnreachableError(
+            f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
+        ) from error
     return living or holder, living is not None
 
 

@@ -4,12 +4,12 @@ golden outputs before it is published. A node that fails to check it decides not
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from freezer.artifact import UNMEASURED
 from freezer.hardware import PORTABLE
-from pipeline.cluster import Done, Handle
+from pipeline.cluster import Done, Handle, Node
 from pipeline.planning import Item
 from pipeline.records import Event, Outcome
 from pipeline.scheduling.fleet import Fleet, Show
@@ -17,17 +17,8 @@ from pipeline.scheduling.outcomes import folder_name
 from pipeline.worker import check_portable
 
 
-@dataclass(kw_only=True)
-class _Check:
-    """An outcome of `portable`, and the architectures whose checks have not ended, by task."""
-
-    item: Item
-    outcome: Outcome
-    machines: dict[Handle, str] = field(default_factory=dict)
-
-
 class PortableChecks:
-    """The outcomes of `portable` that wait for other architectures.
+    """The outcomes of `portable` that wait for other architectures, one after the other.
 
     Args:
         fleet: nodes to check on.
@@ -35,16 +26,12 @@ class PortableChecks:
         show: takes the events.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        store: str,
-        show: Show,
-    ) -> None:
+    def __init__(self, fleet: Fleet, store: str, show: Show) -> None:
         self._fleet = fleet
         self._store = store
         self._show = show
-        self._running: dict[Handle, _Check] = {}
+        # With the node that checks, and those that follow.
+        self._running: dict[Handle, tuple[Item, Outcome, Sequence[Node]]] = {}
 
     @property
     def handles(self) -> Collection[Handle]:
@@ -58,37 +45,39 @@ class PortableChecks:
         own = outcome.host.get("machine", "")
         real_last = sorted(self._fleet.nodes, key=lambda node: not node.emulated)
         nodes = {node.machine: node for node in real_last if node.machine not in ("", own)}
-        check = _Check(item=item, outcome=outcome)
-        for machine, node in nodes.items():
-            handle = self._fleet.cluster.start(
-                check_portable,
-                self._store,
-                folder_name(outcome),
-                item.entry.limits,
-                name=f"check {item.label()} on {machine}",
-                class_name=PORTABLE,
-                node=node,
-                num_cpus=0,
-            )
-            check.machines[handle] = machine
-            self._running[handle] = check
-        return bool(check.machines)
+        return self._check(item, outcome, [*nodes.values()])
+
+    def _check(self, item: Item, outcome: Outcome, nodes: Sequence[Node]) -> bool:
+        """Start the check on the first of some nodes; return whether there is one."""
+        if not nodes:
+            return False
+        handle = self._fleet.cluster.start(
+            check_portable,
+            self._store,
+            folder_name(outcome),
+            item.entry.limits,
+            name=f"check {item.label()} on {nodes[0].machine}",
+            class_name=PORTABLE,
+            node=nodes[0],
+            num_cpus=0,
+        )
+        self._running[handle] = item, outcome, nodes
+        return True
 
     def end(self, done: Done) -> list[tuple[Item, Outcome]]:
         """A check ended; return its outcome if it was the last one."""
-        check = self._running.pop(done.handle)
-        machine = check.machines.pop(done.handle)
+        item, outcome, (node, *others) = self._running.pop(done.handle)
         problem, differs = (done.failure, False) if done.failure else done.value
-        host = check.outcome.host
         if differs:
-            reason = f"on {machine}: {problem}"
-            check.outcome = replace(
-                check.outcome, verdict="rejected", reason=reason, recipe=None, figures=UNMEASURED
+            reason = f"on {node.machine}: {problem}"
+            rejected = replace(
+                outcome, verdict="rejected", reason=reason, recipe=None, figures=UNMEASURED
             )
-        elif problem:
-            text = f"{check.item.label()}: not checked on {machine}: {problem}"
+            return [(item, rejected)]
+        if problem:
+            text = f"{item.label()}: not checked on {node.machine}: {problem}"
             self._show(Event(kind="note", text=text))
         else:
-            others = (*host.get("others", ()), machine)
-            check.outcome = replace(check.outcome, host={**host, "others": others})
-        return [] if check.machines else [(check.item, check.outcome)]
+            checked = (*outcome.host.get("others", ()), node.machine)
+            outcome = replace(outcome, host={**outcome.host, "others": checked})
+        return [] if self._check(item, outcome, others) else [(item, outcome)]

@@ -93,8 +93,7 @@ class BuildRecords:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None or outcome.failure is None:
             return outcome
-        failure = outcome.failure.counted(row.outcome.failure)
-        return replace(outcome, failure=failure)
+        return replace(outcome, failure=outcome.failure.counted(row.outcome.failure))
 
     def add(self, item: Item, result: BuildResult) -> None:
         """Append a result to the ledger, with the number of campaign starts in which the build

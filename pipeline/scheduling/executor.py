@@ -99,7 +99,13 @@ class Executor:
                         yield self._decided.popleft()
                 if not (scheduler.num_waiting or self._handles or self._decided):
                     return
-                self._start_tasks()
+                scheduler.tick()
+                if self._fleet.blind:
+                    self._materials.ship_from_now_on()
+                for task, failure in scheduler.given_up():
+                    self._give_up(task, failure)
+                for slot, tasks in scheduler.next_tasks():
+                    self._start(tasks, slot)
                 if self._handles:
                     for done in cluster.wait(self._handles, timeout_s=IDLE_S):
                         self._end(done)
@@ -147,17 +153,6 @@ class Executor:
             if not self._checks.start(item, outcome):
                 self._decided.append((item, outcome))
 
-    def _start_tasks(self) -> None:
-        """Start the tasks that may run now."""
-        scheduler = self._scheduler
-        scheduler.tick()
-        if self._fleet.blind:
-            self._materials.ship_from_now_on()
-        for task, failure in scheduler.given_up():
-            self._give_up(task, failure)
-        for slot, tasks in scheduler.next_tasks():
-            self._start(tasks, slot)
-
     def _start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Start a group of builds, or one judge, unless its source cannot be brought."""
         task = tasks[0]
@@ -196,7 +191,7 @@ class Executor:
             entry=entry,
             builds={recipe: of.builds[recipe].digest for of, recipe in recipes},
             device_class=item.device_class,
-            num_threads=item.num_threads,
+            threads=item.threads,
             store=self._store.uri,
             source=item.source.digest,
         )
@@ -207,8 +202,7 @@ class Executor:
         beside = None
         if others:
             limits, objective = others[0].item.entry.limits, others[0].item.entry.objective
-            entry_beside = replace(entry, limits=limits, objective=objective)
-            beside = self._judge_request(others, entry_beside)
+            beside = self._judge_request(others, replace(entry, limits=limits, objective=objective))
         item, state = task.item, task.progress.state
         results = state.results.items()
         contest = None if state.needs_contest else self._records.speeds.contest(item)
@@ -218,8 +212,7 @@ class Executor:
             entry=entry,
             builds={recipe: result.key for recipe, result in state.built.items()},
             device_class=item.device_class,
-            num_threads=item.num_threads,
-            further_threads=item.further_threads,
+            threads=item.threads,
             inherits=inherits,
             confirms=inherits and not self._scheduler.num_waiting,
             drift_max=UNUSUAL * max(1.0, contest.error_ratio) if contest else math.inf,
@@ -247,9 +240,8 @@ class Executor:
         if task.recipe is None:
             self._follow(task.progress, end_judge(state, JudgeResult.of_failure(failure)))
             return
-        key = task.item.builds[task.recipe].digest
         built = BuildResult(
-            key=key,
+            key=task.item.builds[task.recipe].digest,
             recipe=task.recipe,
             failure=failure,
         )
@@ -294,8 +286,7 @@ class Executor:
         judged: JudgeResult,
     ) -> None:
         progress = task.progress
-        failed = _failure_in(task, done, judged)
-        self._follow(progress, end_judge(progress.state, judged, failed))
+        self._follow(progress, end_judge(progress.state, judged, _failure_in(task, done, judged)))
         for recipe in judged.left_out:
             self._records.add(task.item, progress.state.results[recipe])
         self._show(

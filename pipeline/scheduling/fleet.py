@@ -235,20 +235,17 @@ class Fleet:
         if not facts:
             return
         counts = Counter(_text(known) for known in facts)
-        toolchains = {_text(known): known.toolchain for known in facts}
-
-        def rank(text: str) -> tuple[int, tuple[int, ...], str]:
-            return -counts[text], version_tuple(toolchains[text]["torch"]), text
-
         before = self._before.get(name)
-        chosen = min(counts, key=rank) if before is None else _text(before)
-        if chosen not in toolchains:
-            chosen = min(counts, key=rank)
-        memory_bytes = max(known.memory_bytes or 0 for known in facts) or None
+
+        def rank(known: ClassFacts) -> tuple[bool, int, tuple[int, ...], str]:
+            text = _text(known)
+            is_another = before is not None and text != _text(before)
+            return is_another, -counts[text], version_tuple(known.toolchain["torch"]), text
+
         self._facts[name] = ClassFacts(
             num_threads=0,
-            toolchain=toolchains[chosen],
-            memory_bytes=memory_bytes,
+            toolchain=min(facts, key=rank).toolchain,
+            memory_bytes=max(known.memory_bytes or 0 for known in facts) or None,
         )
 
     def _admit(self, check: NodeCheck) -> None:

@@ -3,7 +3,7 @@
     builds -> judge -> outcome
 
 Each event is a function from a state to a Step: the next state, and what to do now. The retry
-table is pipeline/failures/policy.py.
+table is pipeline/failures.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Attempts:
     """The failed attempts of one build or judge, and where the next one may run.
 
     Attributes:
-        failures: kinds of the failures in this campaign, as in pipeline/failures/policy.py.
+        failures: kinds of the failures in this campaign, as in pipeline/failures.py.
         avoid: ids of nodes to use only if no other node serves the class.
         memory_bytes: memory to reserve; None reserves the estimate of the item.
     """
@@ -92,7 +92,7 @@ class TaskFailure:
 
     kind: str
     failure: Failure
-    node_id: str | None = None
+    node_id: str | None
     peak_bytes: int = 0
 
 
@@ -129,11 +129,10 @@ def start(
         hopeless: recipes to skip, each with the reason.
         first: recipes to build before the others, if any; they report the recipes to skip.
     """
-    waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
     state = replace(
         state,
         results=finished,
-        waiting=waiting,
+        waiting=tuple(recipe for recipe in state.item.builds if recipe not in finished),
     )
     return _queue_builds(Step(state=state), hopeless, first=first)
 
@@ -142,7 +141,7 @@ def end_build(
     state: ItemState,
     result: BuildResult,
     failed: TaskFailure | None = None,
-    hopeless: Mapping[str, str] | None = None,
+    hopeless: Mapping[str, str] = {},
 ) -> Step:
     """A build ended, or could not be started.
 
@@ -157,13 +156,12 @@ def end_build(
         if retried is not None:
             return retried
         result = replace(result, failure=_final(state, recipe, failed))
-    estimate = learned(state.estimate, result.peak_bytes)
     state = replace(
         state,
         results={**state.results, recipe: result},
-        estimate=estimate,
+        estimate=learned(state.estimate, result.peak_bytes),
     )
-    return _queue_builds(Step(state=state, result=result), hopeless or {})
+    return _queue_builds(Step(state=state, result=result), hopeless)
 
 
 def end_judge(
@@ -207,16 +205,16 @@ def end_judge(
 
 def _begin_contest(state: ItemState, why: str) -> Step:
     """Build what was skipped, and judge all."""
-    skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
-    results = {name: state.results[name] for name in state.results if name not in skipped}
-    state = replace(
-        state,
-        results=results,
-        waiting=skipped,
-        needs_contest=True,
-    )
+    state = replace(_unskipped(state), needs_contest=True)
     note = f"{state.item.label()}: {why}; timing every recipe"
     return _queue_builds(Step(state=state, notes=(note,)), {})
+
+
+def _unskipped(state: ItemState) -> ItemState:
+    """Return the state in which the builds that were skipped wait."""
+    skipped = tuple(recipe for recipe, result in state.results.items() if result.is_skipped)
+    results = {name: state.results[name] for name in state.results if name not in skipped}
+    return replace(state, results=results, waiting=skipped)
 
 
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[str] = ()) -> Step:
@@ -225,29 +223,20 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[st
     builds = state.item.builds
     waiting = state.waiting
     skipped = {}
+    notes = [*step.notes]
     for recipe in waiting:
         if recipe in hopeless:
             failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {hopeless[recipe]}")
             skipped[recipe] = BuildResult(key=builds[recipe].digest, recipe=recipe, failure=failure)
+            notes.append(f"{state.item.label(recipe)}: {failure.message}")
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = tuple(recipe for recipe in others if recipe in first) or others
-    notes = tuple(
-        f"{state.item.label(recipe)}: {result.problem}" for recipe, result in skipped.items()
-    )
-    results = {**state.results, **skipped}
     state = replace(
         state,
-        results=results,
+        results={**state.results, **skipped},
         waiting=tuple(recipe for recipe in others if recipe not in queue),
     )
-    return _check_built(
-        replace(
-            step,
-            state=state,
-            queue=queue,
-            notes=(*step.notes, *notes),
-        )
-    )
+    return _check_built(replace(step, state=state, queue=queue, notes=tuple(notes)))
 
 
 def _check_built(step: Step) -> Step:
@@ -258,15 +247,9 @@ def _check_built(step: Step) -> Step:
     built = state.built
     if len(results) < len(item.builds):
         return step
-    skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
-    if skipped and not built:  # a hopeless one is better than none
-        failed = {recipe: results[recipe] for recipe in results if recipe not in skipped}
-        state = replace(
-            state,
-            results=failed,
-            waiting=skipped,
-        )
-        return _queue_builds(replace(step, state=state), {})
+    is_any_skipped = any(result.is_skipped for result in results.values())
+    if is_any_skipped and not built:  # a hopeless one is better than none
+        return _queue_builds(replace(step, state=_unskipped(state)), {})
     if item.before is not None and built.keys().isdisjoint(item.missed):
         return replace(step, state=replace(state, outcome=item.before))
     if built:

@@ -17,7 +17,6 @@ from freezer.hardware import (
     AUTO_PRECISE,
     PORTABLE,
     auto_classes,
-    available_cpus,
     detect,
     lesser_classes,
 )
@@ -68,7 +67,7 @@ class Inspected:
     """
 
     facts: ClassFacts
-    problem: str | None = None
+    problem: str | None
     sees_files: bool = True
 
 
@@ -144,10 +143,12 @@ class NodeChecks:
         self.under_way[node.node_id] = NodeCheck(node=node, tasks=tasks)
 
     def _start_task(self, node: Node, name: str) -> Handle:
-        args = (name, node.num_cpus, self._shared, self.mark, _identity(self._shared.files))
         return self._cluster.start(
             inspect,
-            *args,
+            name,
+            self._shared,
+            self.mark,
+            _identity(self._shared.files),
             name=f"probe {name}",
             class_name=name,
             node=node,
@@ -217,7 +218,6 @@ class NodeChecks:
 
 def inspect(
     name: str,
-    num_threads: int,
     shared: SharedFiles,
     mark: Path,
     identity: tuple[int, int] | None,
@@ -226,7 +226,6 @@ def inspect(
 
     Args:
         name: device class.
-        num_threads: number of threads that the node gives to items.
         shared: what it must see. A store in a bucket must be reachable; no files are assumed to be
             shared then.
         mark: folder in the store.
@@ -245,7 +244,7 @@ def inspect(
             reason = f"{type(error).__name__}: {error}"
             problem = f"opening the store {shared.bucket_uri} there fails: {reason}"
     return Inspected(
-        facts=probe(name, num_threads),
+        facts=probe(name),
         problem=problem,
         sees_files=sees_files,
     )
@@ -271,28 +270,27 @@ def facts_here(
         note: takes lines for the user.
     """
     served = detect().classes
-    num_cpus = available_cpus()
     wanted = {PORTABLE, *requested} - {"auto", AUTO_PRECISE}
     if {"auto", AUTO_PRECISE} & set(requested):
         wanted.update(auto_classes(served, precise=AUTO_PRECISE in requested))
-    on_cpu, lesser = probe(PORTABLE, num_cpus), lesser_classes(served)
+    on_cpu, lesser = probe(PORTABLE), lesser_classes(served)
     facts = {name: replace(on_cpu, is_best=name not in lesser) for name in sorted(wanted)}
     for name in facts:
         if name not in served:
             counts = [count for entry in entries for count in entry.threads]
-            facts[name] = replace(on_cpu, num_threads=max([num_cpus, *counts]))
+            facts[name] = replace(on_cpu, num_threads=max([on_cpu.num_threads, *counts]))
             note(
                 f"{name}: this machine does not serve it; --address plans it for the workers of a"
                 " cluster"
             )
         elif takes_gpu(name):
-            facts[name] = probe(name, num_cpus)
+            facts[name] = probe(name)
     return facts
 
 
 def with_memory_here(known: FleetFacts) -> dict[str, ClassFacts]:
     """Return recorded facts with the memory of this machine, which no record has."""
-    facts = {}
-    for name, each in known.items():
-        facts[name] = replace(each, memory_bytes=bounds_of(Limits(), name).memory_bytes)
-    return facts
+    return {
+        name: replace(facts, memory_bytes=bounds_of(Limits(), name).memory_bytes)
+        for name, facts in known.items()
+    }

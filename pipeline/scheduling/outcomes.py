@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
-from freezer.errors import CatalogError, ColdpressError
+from freezer.errors import CatalogError
 from pipeline.failures import retry_rank
-from pipeline.planning import BETTER_CPU, Item, Unplaced
-from pipeline.records import BuildResult, CandidateReport, Failure, JudgeFindings, Outcome
+from pipeline.planning import BETTER_CPU, Item, skipped_outcome
+from pipeline.records import BuildResult, CandidateReport, JudgeFindings, Outcome
 from pipeline.worker import JudgeResult
 from pipeline.workspace import judged_name
 
@@ -56,64 +56,31 @@ def failed_outcome(item: Item, builds: Builds) -> Outcome:
             verdict="kept-eager",
             reason=reason,
         )
-    failures = {}
-    for recipe, build in builds.items():
-        if build.failure and not build.is_skipped:
-            failures[recipe] = build.failure
+    failures = {
+        recipe: build.failure
+        for recipe, build in builds.items()
+        if build.failure and not build.is_skipped
+    }
     messages = {recipe: failure.message for recipe, failure in failures.items()}
     reason = "; ".join(map(": ".join, messages.items()))
     if len(set(messages.values())) == 1:
         reason = next(iter(messages.values()))
     # The failure that is retried soonest decides what the next campaign does: the ledger records
     # the others by themselves.
-    first = min(failures.values(), key=retry_rank)
     return replace(
         outcome,
         reason=reason,
-        failure=replace(first, message=reason),
+        failure=replace(min(failures.values(), key=retry_rank), message=reason),
         candidates=tuple(map(_report, builds.values())),
     )
 
 
-def skipped_outcomes(
-    problems: Iterable[CatalogError], unplaced: Iterable[Unplaced]
-) -> list[Outcome]:
-    """Return the outcomes of bad entries, and of classes without a node, that --keep-going
-    skips.
-    """
+def skipped_outcomes(problems: Iterable[CatalogError]) -> list[Outcome]:
+    """Return the outcomes of bad entries, which --keep-going skips."""
     by_entry = defaultdict[str, list[CatalogError]](list)
     for problem in problems:
         by_entry[problem.entry or "?"].append(problem)
-    bad = [_skipped(entry, "auto", "source", errors) for entry, errors in by_entry.items()]
-    no_node = [
-        _skipped(item.model, item.device_class, "infrastructure", [item.problem])
-        for item in unplaced
-    ]
-    return [*bad, *no_node]
-
-
-def _skipped(
-    model: str,
-    device_class: str,
-    kind: str,
-    errors: Sequence[ColdpressError],
-) -> Outcome:
-    reason = "; ".join(map(str, errors))
-    return Outcome(
-        model=model,
-        device_class=device_class,
-        verdict="failed",
-        failure=Failure(
-            kind=kind,
-            code=errors[0].code,
-            message=reason,
-        ),
-        reason=reason,
-        num_threads=0,
-        source="",
-        source_key="",
-        judge_key="",
-    )
+    return [skipped_outcome(entry, "auto", "source", bad) for entry, bad in by_entry.items()]
 
 
 def _undecided(item: Item, builds: Builds) -> Outcome:

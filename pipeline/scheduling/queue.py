@@ -17,7 +17,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from freezer.freezing.recipes import needs_torch_alone
@@ -66,7 +66,7 @@ class Task:
     @property
     def judge_cpus(self) -> int:
         """CPUs that the judge of the item needs: one for each thread."""
-        return max(self.item.num_threads, *self.item.further_threads, 1)
+        return max(*self.item.threads, 1)
 
     @property
     def least_cpus(self) -> int:
@@ -99,43 +99,28 @@ class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        tasks: number of judges and groups of builds in flight.
-        gpu_tasks: number of those that take a GPU.
-        judging_cpus: CPUs that the judges among them need.
+        running: judges in flight, and the first build of each group.
         last_class: class of the last task.
     """
 
     node: Node
-    tasks: int = 0
-    gpu_tasks: int = 0
-    judging_cpus: int = 0
+    running: list[Task] = field(default_factory=list)
     last_class: str = ""
 
     @property
-    def has_room(self) -> bool:
-        """Whether the node may get another task."""
-        return self.tasks < self.node.num_cpus
+    def num_gpu_tasks(self) -> int:
+        """Number of tasks that take a GPU."""
+        return sum(takes_gpu(task.device_class) for task in self.running)
 
     @property
-    def has_room_to_judge(self) -> bool:
-        """Whether another judge would have its threads for itself."""
-        return self.judging_cpus < self.node.num_cpus
+    def judging_cpus(self) -> int:
+        """CPUs that the judges need."""
+        return sum(task.judge_cpus for task in self.running if task.recipe is None)
 
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
         self.last_class = task.device_class
-        self._count(task, 1)
-
-    def end(self, task: Task) -> None:
-        """Record that a task ended."""
-        self._count(task, -1)
-
-    def _count(self, task: Task, change: int) -> None:
-        self.tasks += change
-        if task.recipe is None:
-            self.judging_cpus += change * task.judge_cpus
-        if takes_gpu(task.device_class):
-            self.gpu_tasks += change
+        self.running.append(task)
 
 
 def takes_gpu(name: str) -> bool:
@@ -163,21 +148,13 @@ class Queue:
         else:
             line.append(task)
 
-    def classes(self) -> list[str]:
-        """Return the classes with tasks."""
-        return [name for name, line in self._lines.items() if line]
-
-    def num_of(self, name: str) -> int:
-        """Return the number of tasks of a class."""
-        return len(self._lines[name])
-
     def num_for(self, node: Node, nodes: Collection[Node]) -> int:
         """Return the number of tasks of the classes of which a node may take one now."""
         num_tasks = 0
         for name in node.classes:
             first = islice(self._lines[name], LOOK_AHEAD)
             if any(fits(task, node, nodes) for task in first):
-                num_tasks += self.num_of(name)
+                num_tasks += len(self._lines[name])
         return num_tasks
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> Task | None:
@@ -190,11 +167,10 @@ class Queue:
 
         def urgency(name: str) -> tuple[int, int, bool]:
             window = self._lines[name][0].progress.index // WINDOW
-            num_serving = sum(name in node.classes for node in nodes)
-            return window, num_serving, name != slot.last_class
+            return window, sum(name in node.classes for node in nodes), name != slot.last_class
 
         classes = [name for name in slot.node.classes if self._lines[name]]
-        if slot.gpu_tasks >= slot.node.num_gpus:
+        if slot.num_gpu_tasks >= slot.node.num_gpus:
             classes = [name for name in classes if not takes_gpu(name)]
         for name in sorted(classes, key=urgency):
             for task in islice(self._lines[name], LOOK_AHEAD):
@@ -210,13 +186,15 @@ class Queue:
         state = task.progress.state
         line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
-        alike: list[Task] = []
-        for build in islice(line, 2 * LOOK_AHEAD):
-            is_alike = build.progress is task.progress and fits(build, slot.node, nodes)
-            if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:
-                alike.append(build)
-        self.remove(alike)
-        return alike
+        alike = [
+            build
+            for build in islice(line, 2 * LOOK_AHEAD)
+            if build.progress is task.progress
+            and state.attempts_of(build.recipe) == attempts
+            and fits(build, slot.node, nodes)
+        ]
+        self.remove(alike[:most])
+        return alike[:most]
 
     def take_portable(self, task: Task, slot: Slot, nodes: Collection[Node]) -> list[Task]:
         """Remove and return the build or judge of `portable` for the model of one of a CPU class,

@@ -41,8 +41,8 @@ class Scheduler:
         self._builds = Queue()
         self._judges = Queue()
         self._repeated = Queue()
-        self._slots: dict[str, Slot] = {}
-        self._started: set[Task] = set()
+        self._slots: dict[str, Slot] = {}  # also of nodes that left, and may return
+        self._in_use: list[Slot] = []
         self._without_node: dict[str, float] = {}
         self._unserved: dict[str, Ask] = {}
         self._next_check = 0.0
@@ -70,14 +70,11 @@ class Scheduler:
     def tick(self) -> None:
         """Update nodes, and ask the autoscaler for what is missing."""
         self._fleet.tick()
-        nodes = {node.node_id: node for node in self._fleet.nodes}
-        for node_id in self._slots.keys() - nodes.keys():
-            del self._slots[node_id]
-        for node_id in nodes.keys() - self._slots.keys():
-            self._slots[node_id] = slot = Slot(node=nodes[node_id])
-            for task in self._started:  # a node that did not answer for a while still runs its own
-                if task.node and task.node.node_id == node_id:
-                    slot.begin(task)
+        self._in_use = []
+        for node in self._fleet.nodes:
+            slot = self._slots.setdefault(node.node_id, Slot(node=node))
+            slot.node = node
+            self._in_use.append(slot)
         self._fleet.ask(self._asks())
 
     def next_tasks(self) -> Iterator[tuple[Slot, list[Task]]]:
@@ -88,11 +85,11 @@ class Scheduler:
         (guided self-scheduling, Polychronopoulos and Kuck 1987), and of `portable`. Until the first
         judge starts, all cores share the builds of one item, so that an outcome comes soon.
         """
-        slots, nodes = list(self._slots.values()), self._fleet.nodes
+        slots, nodes = list(self._in_use), self._fleet.nodes
         num_cpus = sum(slot.node.num_cpus for slot in slots)
         while slots:
-            for slot in sorted(slots, key=lambda slot: slot.tasks / slot.node.num_cpus):
-                if not slot.has_room:
+            for slot in sorted(slots, key=lambda slot: len(slot.running) / slot.node.num_cpus):
+                if len(slot.running) >= slot.node.num_cpus:
                     slots.remove(slot)
                 elif judge := self._judge_for(slot, self._judges):
                     self._has_judged = True
@@ -111,22 +108,20 @@ class Scheduler:
                     slots.remove(slot)
 
     def _judge_for(self, slot: Slot, judges: Queue) -> Task | None:
-        return judges.take(slot, self._fleet.nodes) if slot.has_room_to_judge else None
+        """A judge that would have its threads for itself."""
+        has_room = slot.judging_cpus < slot.node.num_cpus
+        return judges.take(slot, self._fleet.nodes) if has_room else None
 
     def record_start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Record that a group of builds, or one judge, was started in a slot."""
         slot.begin(tasks[0])
         for task in tasks:
             task.node = slot.node
-        self._started.add(tasks[0])
 
     def record_end(self, task: Task, done: Done) -> None:
         """Record that one judge, or a group of builds with its first task, ended or was lost."""
         assert task.node is not None
-        self._started.discard(task)
-        slot = self._slots.get(task.node.node_id)
-        if slot is not None:
-            slot.end(task)
+        self._slots[task.node.node_id].running.remove(task)
         if done.lost:
             self._fleet.refresh_soon()
 
@@ -141,13 +136,14 @@ class Scheduler:
         failed = {}
         without_node = {}
         self._unserved = {}
-        for task in (*chain.from_iterable(self._queues), *self._started):
+        started = {task for slot in self._slots.values() for task in slot.running}
+        for task in (*chain.from_iterable(self._queues), *started):
             name = task.device_class
             serving = [node for node in self._fleet.nodes if serves(task, node)]
             if not any(node.num_cpus >= task.judge_cpus for node in serving):
                 known = self._unserved.get(name, Ask(device_class=name))
                 self._unserved[name] = _larger(known, task)
-            if task in self._started:
+            if task in started:
                 continue
             if not serving:
                 since = without_node[name] = self._without_node.get(name, now)
@@ -167,15 +163,14 @@ class Scheduler:
         task, and for other classes cores for the waiting tasks, up to a doubling.
         """
         asked = Counter[Ask]()
-        waiting = {name for queue in self._queues for name in queue.classes()}
-        for name in waiting | self._unserved.keys():
+        waiting = Counter(task.device_class for task in chain.from_iterable(self._queues))
+        for name in waiting.keys() | self._unserved.keys():
             if name in self._unserved:
                 asked[self._unserved[name]] = 1
                 continue
-            slots = [slot for slot in self._slots.values() if name in slot.node.classes]
+            slots = [slot for slot in self._in_use if name in slot.node.classes]
             num_cpus = sum(slot.node.num_cpus for slot in slots)
-            num_waiting = sum(queue.num_of(name) for queue in self._queues)
-            asked[Ask(device_class=name)] = min(num_waiting, MAX_ASKED * num_cpus)
+            asked[Ask(device_class=name)] = min(waiting[name], MAX_ASKED * num_cpus)
         return asked
 
 
@@ -206,9 +201,8 @@ def _lacks_memory(task: Task, serving: Collection[Node]) -> str | None:
 def _without_node(task: Task, waited_s: float) -> Failure:
     best = " as its best class" if task.needs_best else ""
     served = f"{task.device_class}{best} with {task.least_cpus} CPUs"
-    message = f"no node serves {served}, for {waited_s:.0f} s; start one, and run again"
     return Failure(
         kind="infrastructure",
         code="CP-NO-NODE",
-        message=message,
+        message=f"no node serves {served}, for {waited_s:.0f} s; start one, and run again",
     )

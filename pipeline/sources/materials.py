@@ -13,7 +13,7 @@ STORE/.coldpress/sources/mlflow/<slug>-<version>/     versions of registry model
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +59,6 @@ class Materials:
         self._digests = digests
         self._shipping = False
         self._ready: dict[tuple[str, bool], Entry] = {}
-        self._sent: dict[tuple[str, bool], Entry] = {}
 
     def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
         """Return the entries with everything that their keys need, and the errors of the others.
@@ -98,7 +97,7 @@ class Materials:
 
     def ready(self, entry: Entry) -> Entry:
         """Return the entry as a worker can load it, with what its class decides; prepared once for
-        each name.
+        each name, while no judge measures on this machine.
 
         Raises:
             ColdpressError: a file cannot be fetched, differs from its pinned digest, or is not
@@ -106,7 +105,7 @@ class Materials:
         """
         key = _key(entry)
         if key not in self._ready:
-            with _error_of(f"source {entry.source}"), self._not_while_measured(entry):
+            with _error_of(f"source {entry.source}"), computing():
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
@@ -114,14 +113,6 @@ class Materials:
                     made = ship(made, self._shipped)
             self._ready[key] = made
         return _of_class(self._ready[key], entry)
-
-    def _not_while_measured(self, entry: Entry) -> AbstractContextManager[None]:
-        """If a file is downloaded or shipped, wait for a judge that measures on this machine."""
-        source = entry.source
-        is_remote = source.kind == "mlflow" or (
-            source.kind in FILE_KINDS and is_url(source.location)
-        )
-        return computing() if self._shipping or is_remote else nullcontext()
 
     def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.
@@ -131,10 +122,7 @@ class Materials:
         """
         if self._place is None or not self._shipping:
             return entry
-        key = _key(entry)
-        if key not in self._sent:
-            self._sent[key] = upload_sources(entry, self._shipped, self._place)
-        return _of_class(self._sent[key], entry)
+        return upload_sources(entry, self._shipped, self._place)
 
     def _with_source(self, entry: Entry) -> Entry:
         """Return the entry with a source that has a key. Reads all files of the key."""
@@ -151,12 +139,11 @@ class Materials:
 
             entry = of_version(entry, resolve_model(self._tracking_uri, source.location))
         elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
-            local = self._fetch_unpinned(source.location)
             entry = replace(
                 entry,
                 source=replace(
                     source,
-                    location=str(local),
+                    location=str(self._fetch_unpinned(source.location)),
                     origin=str(source),
                 ),
             )
@@ -199,15 +186,14 @@ class Materials:
         run = entry.tags.get(SOURCE_RUN, "")[:8]
         folder = self._folder / "mlflow" / f"{slug(name)}-{version}-{run}".rstrip("-")
         if not folder.is_dir():
-            uri = source.location
-            model = RegistryModel(name=name, version=version, run_id=None, model_uri=uri)
+            model = RegistryModel(name=name, version=version)
             with staging_folder(self._store) as staging:
                 made = download(self._tracking_uri, model, staging)
                 made.chmod(0o755)
                 move_whole(made, folder)
         silent = entry.spec is None and entry.samples is None
         described = describe(folder, inputs=silent)
-        if described.needs_trust and not source.trust:
+        if described.kind == "pickle" and not source.trust:
             raise SourceError(
                 f"{source} is a pickled module, which runs code when loaded; add `trust: true`"
                 " (--trust for a registry), or log it with mlflow.pytorch.log_model(...,"

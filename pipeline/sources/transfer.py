@@ -79,8 +79,7 @@ def upload_sources(entry: Entry, folder: Path, place: Workplace) -> Entry:
         StoreUnreachableError: the bucket cannot be written.
     """
     for unit in _units(entry, folder):
-        if not place.has("sources", unit):
-            place.keep(folder / unit, "sources", unit)
+        place.keep(folder / unit, "sources", unit)
     return _moved(entry, folder, SHIPPED)
 
 
@@ -203,8 +202,10 @@ def _ship_tree(files: Iterable[Path], folder: Path) -> Path:
             make_folder(dest.parent)
             copy_whole(Path(name), dest)
             if digest_file(dest) != digest:
-                message = f"{name} changed while it was copied; run again when it is complete"
-                raise SourceError(message, code="CP-FETCH-DIGEST")
+                raise SourceError(
+                    f"{name} changed while it was copied; run again when it is complete",
+                    code="CP-FETCH-DIGEST",
+                )
         made.chmod(0o755)
         move_whole(made, tree)
     return tree

@@ -5,7 +5,7 @@ May import: pipeline.cluster and below.
 Read first: projection.py.
 """
 
-from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart, outcomes_digest
+from pipeline.tracking.campaign_summary import outcomes_digest
 from pipeline.tracking.connection import (
     DEFAULT_URI,
     MODELS,
@@ -45,8 +45,6 @@ __all__ = [
     "DEFAULT_URI",
     "MODELS",
     "ArtifactMode",
-    "CampaignEnd",
-    "CampaignStart",
     "Described",
     "RegistryModel",
     "Tracker",

@@ -7,13 +7,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from statistics import median
 
 from freezer.artifact import ERROR_RATIO
-from freezer.codec import finite, frozen
+from freezer.codec import finite
+from freezer.errors import FAILED, OK
 from freezer.hardware import PORTABLE
+from pipeline.ledger import CampaignRecord
 from pipeline.records import STYLES, Outcome, Outcomes, Row, outcome_table, shortened, summarize
 from pipeline.tracking.connection import MODELS
 
@@ -62,46 +64,11 @@ Increase it to invalidate every existing COMPLETE tag; existing runs of candidat
 """
 
 
-@frozen
-class CampaignStart:
-    """What opens a campaign's run.
-
-    Attributes:
-        catalog: description of the catalog for people.
-        started: seconds since the epoch.
-        parameters: versions and other settings of the campaign.
-        expected: `outcomes_digest` of a campaign that has no work left. If the run's tag matches
-            it, the runs of candidates are not searched.
-    """
-
-    catalog: str
-    started: float
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    expected: str | None = None
-
-
-@frozen
-class CampaignEnd:
-    """What ends a campaign's run.
-
-    Attributes:
-        exit_code: exit code of the campaign; 0 and 1 end the run as FINISHED, others as FAILED.
-        interrupted: whether the campaign was interrupted; ends the run as KILLED.
-        finished: seconds since the epoch.
-        page: HTML report of the campaign; empty for none.
-    """
-
-    exit_code: int
-    interrupted: bool = False
-    finished: float
-    page: bytes = b""
-
-    @property
-    def status(self) -> str:
-        """MLflow's status of the run."""
-        if self.interrupted:
-            return "KILLED"
-        return "FINISHED" if self.exit_code in (0, 1) else "FAILED"
+def run_status(record: CampaignRecord) -> str:
+    """Return MLflow's status of the run of a campaign that ended."""
+    if record.interrupted:
+        return "KILLED"
+    return "FINISHED" if record.exit_code in (OK, FAILED) else "FAILED"
 
 
 def campaign_metrics(outcomes: Outcomes) -> dict[str, float]:
@@ -137,7 +104,7 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     entries.
     """
     digest = hashlib.sha256(str(FORM).encode())
-    for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
         if outcome.judge_key:
             shown = replace(outcome, cached=False).to_json()
             digest.update(json.dumps(shown, sort_keys=True, default=str).encode())

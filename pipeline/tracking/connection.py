@@ -101,7 +101,7 @@ def default_tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
-def check_database(tracking_uri: str, *, create: bool = False) -> None:
+def check_database(tracking_uri: str, *, create: bool) -> None:
     """Check that a sqlite database exists, or may be created: a file `mlflow.db` in a folder that
     exists. Any other is more likely a mistake.
 
@@ -155,6 +155,17 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
         return client
 
 
+@contextmanager
+def connected(tracking_uri: str) -> Iterator[MlflowClient]:
+    """Connect to a server or an existing database; errors are those of `resolve`, `connect` and
+    `reaching`.
+    """
+    address = resolve(tracking_uri)
+    client = connect(address)
+    with reaching(address):
+        yield client
+
+
 def resolve(tracking_uri: str) -> str:
     """Make a relative sqlite path of a URI absolute.
 
@@ -197,11 +208,11 @@ def reaching(tracking_uri: str) -> Iterator[None]:
                 "make room where MLflow keeps its artifacts, and in the temporary folder"
                 f" {tempfile.gettempdir()}"
             )
-        message = (
+        raise InfrastructureError(
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)};"
-            f" {remedy}"
-        )
-        raise InfrastructureError(message, code="CP-TRACKING") from error
+            f" {remedy}",
+            code="CP-TRACKING",
+        ) from error
 
 
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:

@@ -73,11 +73,6 @@ class Described:
     dims: dict[str, dict[str, int]] = field(default_factory=dict)
     samples: dict[str, Array] | None = None
 
-    @property
-    def needs_trust(self) -> bool:
-        """Whether loading executes code of the model."""
-        return self.kind == "pickle"
-
 
 def describe(folder: Path, *, inputs: bool = True) -> Described:
     """Describe a downloaded version.
@@ -184,12 +179,16 @@ class _Example:
         dims = _Dims()
         if self._specs:
             declared = {
-                name: self._from_spec(spec, name, dims) for name, spec in self._named().items()
+                name: self._declared(name, spec.type.name, spec.shape, dims)
+                for name, spec in self._named().items()
             }
             keyword = all(spec.name for spec in self._specs)
         elif self.samples is not None:
+            batches = [-1] if self._rows else []
             declared = {
-                name: _from_array(name, array, dims if self._rows else None)
+                name: self._declared(
+                    name, array.dtype.name, (*batches, *array.shape[len(batches) :]), dims
+                )
                 for name, array in self.samples.items()
             }
             keyword = list(self.samples) != [NAMELESS]
@@ -200,13 +199,8 @@ class _Example:
     def _named(self) -> dict[str, TensorSpec]:
         return {spec.name or NAMELESS: spec for spec in self._specs}
 
-    def _from_spec(
-        self,
-        spec: TensorSpec,
-        name: str,
-        dims: _Dims,
-    ) -> Json:
-        dtype, given = spec.type.name, list(spec.shape)
+    def _declared(self, name: str, dtype: str, given: Sequence[int], dims: _Dims) -> Json:
+        """The field of an input; a size of -1 varies."""
         if dtype not in DTYPES:
             raise _unclear(
                 f"the signature's input {name!r} has dtype {dtype}, which torch does not support"
@@ -214,7 +208,7 @@ class _Example:
         array = (self.samples or {}).get(name)
         if array is not None and array.ndim != len(given):
             raise _unclear(
-                f"the signature's input {name!r} has shape {given}, but the input example has"
+                f"the signature's input {name!r} has shape {list(given)}, but the input example has"
                 f" {list(array.shape)}"
             )
         shape: list[int | str] = []
@@ -227,8 +221,8 @@ class _Example:
                 shape.append(int(array.shape[axis]))
             else:
                 raise _unclear(
-                    f"the signature's input {name!r} has shape {given}, and no input example gives"
-                    f" the size of axis {axis}"
+                    f"the signature's input {name!r} has shape {list(given)}, and no input example"
+                    f" gives the size of axis {axis}"
                 )
         return {"shape": shape, "dtype": dtype, **_range(array, dtype, name)}
 
@@ -270,13 +264,6 @@ class _Dims:
         name = self._names.setdefault(size, new)
         self.declared[name] = {"min": 1, "max": max(LEAST_BATCH_MAX, size or 0)}
         return name
-
-
-def _from_array(name: str, array: Array, rows: _Dims | None) -> Json:
-    shape: list[int | str] = [int(size) for size in array.shape]
-    if rows is not None and shape:
-        shape[0] = rows.batch(array.shape[0])
-    return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name, name)}
 
 
 def _range(array: Array | None, dtype: str, name: str) -> Json:

@@ -57,12 +57,11 @@ def write_model_files(
     from mlflow.models import Model
 
     (folder / DATA / MANIFEST).write_bytes(manifest.to_bytes())
-    size_bytes = sum(item.size_bytes for item in manifest.contents)
     model = Model(
         run_id=run_id,
         model_id=model_id,
         signature=signature_of(manifest),
-        model_size_bytes=size_bytes,
+        model_size_bytes=sum(item.size_bytes for item in manifest.contents),
     )
     # The same as mlflow.pyfunc.add_to_model; importing that module takes a second.
     model.add_flavor(

@@ -20,16 +20,14 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Self
 
-from freezer.codec import frozen
 from freezer.errors import ColdpressError, UsageError
 from freezer.files import scratch_folder
 from freezer.store import Store
+from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcomes
-from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
@@ -45,19 +43,6 @@ LOOK_S = 0.05
 
 END_S = 10.0
 """Time for the process to end."""
-
-
-@frozen
-class _Status:
-    """Answer of the process to a call: all failures and the number of logged outcomes so far,
-    whether MLflow is complete, its experiment, and the error of this call.
-    """
-
-    failures: tuple[str, ...] = ()
-    num_logged: int = 0
-    is_complete: bool = False
-    experiment_id: str = ""
-    error: ColdpressError | None = None
 
 
 if TYPE_CHECKING:
@@ -76,6 +61,9 @@ class TrackerProcess:
         store: URI of the store.
         mode: whether MLflow stores whole artifacts, or references to the store.
 
+    Attributes:
+        failures, experiment_id: as of `Tracker`, after its last call.
+
     Raises:
         UsageError: the tracking URI is invalid.
     """
@@ -91,7 +79,11 @@ class TrackerProcess:
         resolve(tracking_uri)
         self._arguments = (tracking_uri, campaign, store, mode)
         self._calls: queue.Queue[_Call | None] = queue.Queue(maxsize=AHEAD)
-        self._status, self._num_given = _Status(), 0
+        self.failures: tuple[str, ...] = ()
+        self.experiment_id = ""
+        self._num_given = self._num_logged = 0
+        self._is_complete = False
+        self._error: ColdpressError | None = None
         self._hurries = self._stops = False
         self._temporary = ExitStack()
         self._thread = threading.Thread(
@@ -135,19 +127,9 @@ class TrackerProcess:
         self._temporary.close()
 
     @property
-    def failures(self) -> tuple[str, ...]:
-        """Errors so far, one sentence each."""
-        return self._status.failures
-
-    @property
-    def experiment_id(self) -> str:
-        """As of `Tracker`."""
-        return self._status.experiment_id
-
-    @property
     def num_logged(self) -> int:
         """Number of outcomes of `log` that MLflow shows. Thread-safe."""
-        return self._num_given if self._status.is_complete else self._status.num_logged
+        return self._num_given if self._is_complete else self._num_logged
 
     @property
     def num_unlogged(self) -> int:
@@ -157,9 +139,9 @@ class TrackerProcess:
         """
         return self._num_given - self.num_logged
 
-    def start(self, begin: CampaignStart) -> None:
+    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", begin)
+        self._call("start", record, expected)
 
     def log(self, outcomes: Outcomes) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
@@ -168,19 +150,19 @@ class TrackerProcess:
             ColdpressError: an earlier call was impossible: mlflow is not installed.
         """
         self._num_given += len(outcomes)
-        if self._status.is_complete:
+        if self._is_complete:
             self._check()
         else:
             self._call("log", tuple(outcomes), time.time())
 
-    def finish(self, outcomes: Outcomes, end: CampaignEnd) -> None:
+    def finish(self, outcomes: Outcomes, record: CampaignRecord, page: bytes = b"") -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
             ColdpressError: as of `log`.
         """
         self._hurries = True
-        self._call("finish", tuple(outcomes), end)
+        self._call("finish", tuple(outcomes), record, page)
         self._put(None)
         self._thread.join()
         self._check()
@@ -190,8 +172,8 @@ class TrackerProcess:
         self._put((name, args))
 
     def _check(self) -> None:
-        if self._status.error is not None:
-            raise self._status.error
+        if self._error is not None:
+            raise self._error
 
     def _put(self, call: _Call | None) -> None:
         """Queue a call; drop it if the thread has ended."""
@@ -208,12 +190,11 @@ class TrackerProcess:
                 while not (self._hurries or self._calls.full()) and is_measured():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
-                self._status = self._pipe.recv()
+                self.failures, self.experiment_id, *answer = self._pipe.recv()
+                self._num_logged, self._is_complete, self._error = answer
         except Exception as error:  # any error leaves MLflow incomplete, and has to be reported
             if not self._stops:
-                self._status = replace(
-                    self._status, failures=(*self.failures, self._failure(error))
-                )
+                self.failures = (*self.failures, self._failure(error))
 
     def _failure(self, error: Exception) -> str:
         how = f"failed ({type(error).__name__}: {error})"
@@ -251,11 +232,5 @@ def serve(handle: int, parent: int) -> None:
             getattr(tracker, name)(*args)
         except ColdpressError as raised:
             error = raised
-        status = _Status(
-            failures=tuple(tracker.failures),
-            num_logged=tracker.num_logged,
-            is_complete=tracker.is_complete,
-            experiment_id=tracker.experiment_id,
-            error=error,
-        )
-        pipe.send(status)
+        shown = (tuple(tracker.failures), tracker.experiment_id)
+        pipe.send((*shown, tracker.num_logged, tracker.is_complete, error))

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from freezer.codec import frozen
 from freezer.errors import InfrastructureError
+from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcome, Outcomes
 from pipeline.tracking.campaign_summary import (
     NOTE,
-    CampaignEnd,
-    CampaignStart,
     campaign_description,
     campaign_metrics,
     outcomes_digest,
+    run_status,
     summary_table,
 )
 from pipeline.tracking.connection import (
@@ -119,12 +119,18 @@ class Projection:
         self._parent: Run | None = None
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
-    def start(self, begin: CampaignStart) -> None:
-        """Find or create the campaign's parent run, and find the runs of its candidates."""
+    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
+        """Find or create the campaign's parent run, and find the runs of its candidates.
+
+        Args:
+            record: of the campaign.
+            expected: `outcomes_digest` of a campaign that has no work left. If the run's tag
+                matches it, the runs of candidates are not searched.
+        """
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
             shown = [run.data.tags.get(COMPLETE) for run in parents]
-            self.is_complete = begin.expected is not None and shown == [begin.expected]
+            self.is_complete = expected is not None and shown == [expected]
             candidates = [] if self.is_complete else self._find("candidate")
             self._runs = {}
             for run in sorted(candidates, key=_is_incomplete):
@@ -133,21 +139,22 @@ class Projection:
             parents.sort(key=lambda run: run.info.run_id not in named)
             for duplicate in parents[1:]:  # of a server that died during a request
                 self.client.delete_run(duplicate.info.run_id)
-            self._parent = parents[0] if parents else self._create_parent(begin)
+            self._parent = (
+                parents[0]
+                if parents
+                else self.client.create_run(
+                    self.experiment_id,
+                    start_time=int(record.started * 1000),
+                    tags={CAMPAIGN: self.campaign, KIND: "campaign"},
+                    run_name=f"campaign {self.campaign}",
+                )
+            )
             run_id = self._parent.info.run_id
             if not self.is_complete:
                 self.client.set_tag(run_id, COMPLETE, "")
             if not self._parent.data.params:
-                self._log(run_id, params={"catalog": begin.catalog, **begin.parameters})
+                self._log(run_id, params={"catalog": record.catalog, **record.parameters})
             self.client.update_run(run_id, status="RUNNING")
-
-    def _create_parent(self, begin: CampaignStart) -> Run:
-        return self.client.create_run(
-            self.experiment_id,
-            start_time=int(begin.started * 1000),
-            tags={CAMPAIGN: self.campaign, KIND: "campaign"},
-            run_name=f"campaign {self.campaign}",
-        )
 
     def log_outcome(self, outcome: Outcome, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.
@@ -161,7 +168,7 @@ class Projection:
         """
         records = run_records(outcome, self.campaign)
         ended = time.time() if reached is None else reached
-        runs = self._runs.setdefault((outcome.model, outcome.device_class), {})
+        runs = self._runs.setdefault(outcome.place, {})
         with reaching(self.tracking_uri):
             for recipe in runs.keys() - {record.recipe for record in records}:
                 self.client.delete_run(runs.pop(recipe).run_id)
@@ -172,7 +179,8 @@ class Projection:
     def finish(
         self,
         outcomes: Outcomes,
-        end: CampaignEnd,
+        record: CampaignRecord,
+        page: bytes = b"",
         *,
         complete: bool = False,
     ) -> None:
@@ -180,33 +188,25 @@ class Projection:
 
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
-            end: how the campaign ended.
+            record: of the campaign, which has ended.
+            page: HTML report of the campaign; empty for none.
             complete: whether every outcome was completely logged and registered.
         """
         assert self._parent is not None, "start comes first"
+        assert record.finished is not None, "it has ended"
         tags = {
             COMPLETE: outcomes_digest(outcomes) if complete else "",
             NOTE: campaign_description(outcomes),
         }
         files = {SUMMARY: summary_table(outcomes).encode()}
-        if end.page:
-            files[REPORT] = end.page
-        ended_ms = int(end.finished * 1000)
+        if page:
+            files[REPORT] = page
+        ended_ms = int(record.finished * 1000)
         info = self._parent.info
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
-            metrics = campaign_metrics(outcomes)
-            self._log(
-                info.run_id,
-                metrics,
-                tags=tags,
-                timestamp_ms=ended_ms,
-            )
-            self.client.set_terminated(
-                info.run_id,
-                status=end.status,
-                end_time=ended_ms,
-            )
+            self._log(info.run_id, campaign_metrics(outcomes), tags=tags, timestamp_ms=ended_ms)
+            self.client.set_terminated(info.run_id, status=run_status(record), end_time=ended_ms)
 
     def _log_record(
         self,
@@ -227,12 +227,7 @@ class Projection:
             run_name=record.name,
         )
         run_id = run.info.run_id
-        self._log(
-            run_id,
-            record.metrics,
-            params=record.params,
-            timestamp_ms=started_ms,
-        )
+        self._log(run_id, record.metrics, params=record.params, timestamp_ms=started_ms)
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
             if record.explanation:
@@ -255,10 +250,10 @@ class Projection:
     def _log(
         self,
         run_id: str,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float] = {},
         *,
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
+        params: Mapping[str, str] = {},
+        tags: Mapping[str, str] = {},
         timestamp_ms: int = 0,
     ) -> None:
         """Log to a run in one request."""
@@ -266,17 +261,9 @@ class Projection:
 
         self.client.log_batch(
             run_id,
-            metrics=[
-                Metric(
-                    name,
-                    value,
-                    timestamp_ms,
-                    step=0,
-                )
-                for name, value in (metrics or {}).items()
-            ],
-            params=[Param(name, value) for name, value in (params or {}).items()],
-            tags=[RunTag(name, value) for name, value in (tags or {}).items()],
+            metrics=[Metric(name, value, timestamp_ms, step=0) for name, value in metrics.items()],
+            params=[Param(name, value) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
         )
 
     def _find(self, kind: str) -> list[Run]:

@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
 from freezer.codec import encode, frozen
@@ -35,10 +34,9 @@ from pipeline.tracking.connection import (
     MISSING,
     MODELS,
     all_pages,
-    connect,
+    connected,
     named,
     reaching,
-    resolve,
     upload,
 )
 from pipeline.tracking.model_files import DATA, write_model_files
@@ -119,12 +117,6 @@ class Registration:
     def _name(self) -> str:
         return self.outcome.registered_as
 
-    @property
-    def _store(self) -> str:
-        if urlparse(self.store_uri).scheme:
-            return self.store_uri
-        return str(Path(self.store_uri).absolute())
-
     def _current(self) -> ModelVersion | None:
         """Return the version that the class's alias points to."""
         from mlflow.exceptions import MlflowException
@@ -156,7 +148,7 @@ class Registration:
             source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
             run_id=self.run_id,
             tags={**self._tags(), **_figures(self.outcome)},
-            description=version_description(self.outcome, self._store),
+            description=version_description(self.outcome, self.store_uri),
             model_id=model_id,
         )
         first = self._find()
@@ -175,12 +167,11 @@ class Registration:
             self._client.set_model_version_tag(self._name, target, VERSION, str(number))
         if current is not None:
             tags = current.tags
-            is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self._store
+            is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self.store_uri
             if is_newer or str(current.version) == target:
                 return
         if not self.rolled_back():
-            alias = self.outcome.device_class
-            self._client.set_registered_model_alias(self._name, alias, target)
+            self._client.set_registered_model_alias(self._name, self.outcome.device_class, target)
 
     def _delete_uploads(self) -> None:
         """Delete uploads that an earlier driver of this campaign left without a version."""
@@ -219,7 +210,7 @@ class Registration:
 
         assert self.outcome.version is not None, "only published artifacts are registered"
         pointer = StorePointer(
-            store=self._store,
+            store=self.store_uri,
             model=self.outcome.model,
             version=self.outcome.version,
             device_class=self.serving,
@@ -259,7 +250,7 @@ class Registration:
             ARTIFACT: str(self.outcome.artifact),
             VERSION: str(self.outcome.version),
             "coldpress.device_class": self.serving,
-            STORE: self._store,
+            STORE: self.store_uri,
         }
 
 
@@ -278,7 +269,7 @@ def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
     return version.tags.get(ARTIFACT) == outcome.artifact and newest >= (outcome.version or 0)
 
 
-def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool = False) -> None:
+def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool) -> None:
     """Set the aliases of a name: `prod-CLASS` to the artifact of each class of a version, and
     `prod` to that of `portable`, which any machine serves, or else of the first class. All are set,
     or none.
@@ -293,9 +284,7 @@ def move_aliases(tracking_uri: str, name: str, version: Version, *, remove: bool
         InfrastructureError: MLflow cannot be reached, or refuses.
         NotPublishedError: MLflow lacks an artifact.
     """
-    uri = resolve(tracking_uri)
-    client = connect(uri)
-    with reaching(uri), ExitStack() as undo:
+    with connected(tracking_uri) as client, ExitStack() as undo:
         for registered, numbers in _aliases(client, name, version).items():
             before = client.get_registered_model(registered).aliases
             for alias in (name, *(f"{name}-{each}" for each in DEVICE_CLASSES)):
@@ -337,14 +326,12 @@ def aliased_artifacts(tracking_uri: str) -> set[str]:
     Raises:
         InfrastructureError: MLflow cannot be reached.
     """
-    uri = resolve(tracking_uri)
-    client, digests = connect(uri), set()
-    with reaching(uri):
+    digests = set()
+    with connected(tracking_uri) as client:
         models: list[RegisteredModel] = all_pages(
             lambda page: client.search_registered_models(page_token=page)
         )
         for model in models:
             for number in set(model.aliases.values()):
-                version = client.get_model_version(model.name, number)
-                digests.add(version.tags.get(ARTIFACT, ""))
+                digests.add(client.get_model_version(model.name, number).tags.get(ARTIFACT, ""))
     return digests

@@ -132,8 +132,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             candidate.tried,
             accuracy=candidate.accuracy,
         )
-        verdict = _candidate_verdict(outcome, candidate)
-        texts[FREEZING] = freezing_markdown(title, verdict, rows)
+        texts[FREEZING] = freezing_markdown(title, _candidate_verdict(outcome, candidate), rows)
     if candidate.explanation:
         texts["explained.txt"] = candidate.explanation.text()
     if candidate.failure and outcome.log_tail:
@@ -192,7 +191,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "code": outcome.code,
             "artifact": outcome.artifact,
             "version": None if outcome.version is None else str(outcome.version),
-            OUTCOME.removeprefix("coldpress."): _digest(outcome, recipe),
+            "outcome": _digest(outcome, recipe),
         }
     )
 

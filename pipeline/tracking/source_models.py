@@ -20,10 +20,8 @@ from pipeline.tracking.connection import (
     MISSING,
     MODELS,
     all_pages,
-    connect,
+    connected,
     named,
-    reaching,
-    resolve,
 )
 from pipeline.tracking.mlmodel import MLMODEL
 from pipeline.tracking.run_records import ARTIFACT, FROZEN, KIND
@@ -50,13 +48,16 @@ class RegistryModel:
         name: name in the registry, any text without `/` and `:`.
         version: number, as text.
         run_id: run that made it, or None.
-        model_uri: `models:/NAME/VERSION`.
     """
 
     name: str
     version: str
-    run_id: str | None
-    model_uri: str
+    run_id: str | None = None
+
+    @property
+    def model_uri(self) -> str:
+        """`models:/NAME/VERSION`."""
+        return f"{MODELS}{self.name}/{self.version}"
 
     @classmethod
     def of(cls, version: ModelVersion) -> RegistryModel:
@@ -65,7 +66,6 @@ class RegistryModel:
             name=str(version.name),
             version=str(version.version),
             run_id=version.run_id or None,
-            model_uri=f"{MODELS}{version.name}/{version.version}",
         )
 
 
@@ -85,9 +85,7 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
     from mlflow.exceptions import MlflowException
 
     name, alias, number = _parse(uri)
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         try:
             if alias is not None:
                 return _checked(client.get_model_version_by_alias(name, alias))
@@ -123,9 +121,7 @@ def list_registry(
         CatalogError: MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         found: list[RegisteredModel] = all_pages(
             lambda token: _search_models(client, filter_string, token)
         )
@@ -143,9 +139,7 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     """
     from mlflow.artifacts import download_artifacts, list_artifacts
 
-    address = resolve(tracking_uri)
-    client = connect(address)
-    with reaching(address):
+    with connected(tracking_uri) as client:
         location = _location(client, model)
         try:
             folder = download_artifacts(

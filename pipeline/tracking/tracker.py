@@ -7,13 +7,15 @@ The ledger is written first; `coldpress replay` brings MLflow up to date from it
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact, torch_folder
 from freezer.errors import (
+    INTERRUPTED,
     InfrastructureError,
     IntegrityError,
     NotPublishedError,
@@ -21,18 +23,12 @@ from freezer.errors import (
 )
 from freezer.hardware import DEVICE_CLASSES
 from freezer.store import Store, Version
+from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock
 from pipeline.records import Note, Outcome, Outcomes
-from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode, Registration
 
 if TYPE_CHECKING:
     from pipeline.tracking.projection import Projection
-
-
-from dataclasses import replace
-
-from freezer.errors import INTERRUPTED
-from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
 
 RACED = ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry")
 """Errors of sqlite, PostgreSQL and MySQL for a row that another driver has just inserted."""
@@ -71,14 +67,14 @@ class Tracker:
         self.num_logged = 0
         self.experiment_id = ""
 
-    def start(self, begin: CampaignStart) -> None:
-        """Connect to MLflow and open the campaign's parent run."""
+    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
+        """Connect to MLflow and open the campaign's parent run; see `Projection.start`."""
 
         def opened() -> None:
             from pipeline.tracking.projection import Projection  # mlflow takes 2 s to import
 
             projection = Projection(self._uri, self._campaign)
-            projection.start(begin)
+            projection.start(record, expected)
             self._projection = projection
             self.experiment_id = projection.experiment_id
 
@@ -109,12 +105,12 @@ class Tracker:
             ):
                 self.num_logged += 1
 
-    def finish(self, outcomes: Outcomes, end: CampaignEnd) -> None:
-        """Write the summary and the report, and end the parent run."""
+    def finish(self, outcomes: Outcomes, record: CampaignRecord, page: bytes = b"") -> None:
+        """Write the summary and the report, and end the parent run; see `Projection.finish`."""
         projection = self._projection
         if projection is not None:
-            complete = not self.failures and not self.notes and not end.interrupted
-            self._tried(lambda: projection.finish(outcomes, end, complete=complete))
+            complete = not self.failures and not self.notes and not record.interrupted
+            self._tried(lambda: projection.finish(outcomes, record, page, complete=complete))
 
     def _log(
         self,
@@ -264,7 +260,7 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
-    replayed = partial(_replay_one, store, history, tracking_uri, mode=mode, page=page, say=say)
+    replayed = partial(_replay_one, store, tracking_uri, mode=mode, page=page, say=say)
     if campaign is not None:
         history.record(campaign)
         return replayed(campaign).failures
@@ -283,7 +279,6 @@ def replay(
 
 def _replay_one(
     store: Store,
-    history: History,
     tracking_uri: str,
     campaign: str,
     *,
@@ -291,44 +286,24 @@ def _replay_one(
     page: Page | None,
     say: Note,
 ) -> Tracker:
-    with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
-        history.refresh(campaign)
+    with campaign_lock(store, campaign, say):
+        history = History(store)  # what its driver wrote before it ended
         record = history.record(campaign)
         members = history.members(campaign, record)
         models: dict[str, list[Reached]] = {}
         for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
-        tracker.start(
-            CampaignStart(
-                catalog=record.catalog, started=record.started, parameters=record.parameters
-            )
-        )
+        tracker.start(record)
         for reached in models.values():
             outcomes = [item.outcome for item in reached]
             tracker.log(outcomes, max(item.time for item in reached))
-        end = _end_of(record, [item.time for item in members])
-        if page is not None:
-            end = replace(end, page=page(store, campaign))
-        tracker.finish([*(item.outcome for item in members), *record.problems], end)
+        if record.finished is None:  # its driver was killed
+            ended = max([record.started, *(item.time for item in members)])
+            record = replace(record, finished=ended, exit_code=INTERRUPTED, interrupted=True)
+        outcomes = [*(item.outcome for item in members), *record.problems]
+        tracker.finish(outcomes, record, page(store, campaign) if page else b"")
     say(f"campaign {campaign}: MLflow shows {tracker.num_logged} outcomes")
     for line in (*tracker.notes, *tracker.failures):
         say(line)
     return tracker
-
-
-def _end_of(record: CampaignRecord, times: Sequence[float]) -> CampaignEnd:
-    """Return how a campaign ended; one whose driver was killed ended with its last outcome."""
-    if record.finished is None:
-        finished = max([record.started, *times])
-        return CampaignEnd(
-            exit_code=INTERRUPTED,
-            interrupted=True,
-            finished=finished,
-        )
-    exit_code = INTERRUPTED if record.exit_code is None else record.exit_code
-    return CampaignEnd(
-        exit_code=exit_code,
-        interrupted=record.interrupted,
-        finished=record.finished,
-    )

@@ -57,12 +57,9 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }
-    entry = request.entry
-    if len(done) < len(request.builds):
-        entry = download_sources(entry, place)
     while len(done) < len(request.builds):
         builds = {recipe: key for recipe, key in request.builds.items() if recipe not in done}
-        rest = replace(request, builds=builds, entry=entry)
+        rest = replace(request, builds=builds, entry=download_sources(request.entry, place))
         done |= {result.recipe: result for result in _build_in_one_child(rest, place)}
     return tuple(done[recipe] for recipe in request.builds)
 
@@ -137,7 +134,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     started = time.monotonic()
     be_nice(max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
     own_process()
-    of_class = target_here(request.device_class, request.num_threads)
+    of_class = target_here(request.device_class, request.threads[0])
     on_host, _ = load_shared(request, of_class, staging)
     subject = to_device(on_host, of_class.device)
     write_whole(staging / ARCHITECTURE, architecture_digest(subject, of_class).encode())
@@ -146,7 +143,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     for recipe, key in request.builds.items():
         folder, target = staging / recipe, of_class
         if RECIPES[recipe].portable:
-            target = target_here(PORTABLE, request.num_threads)
+            target = target_here(PORTABLE, request.threads[0])
         with objects_kept_in(place.objects):
             failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started

@@ -16,7 +16,6 @@ import tempfile
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,13 +40,6 @@ folder.
 
 In a shared folder, a lock that a killed child leaves would block the next child forever
 (torch.utils.cpp_extension has one). """
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One value that a generator function yielded."""
-
-    value: Any
 
 
 @frozen
@@ -118,18 +110,7 @@ def _redirect(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.stdout = os.fdopen(
-        1,
-        "w",
-        buffering=1,
-        closefd=False,
-    )
-    sys.stderr = os.fdopen(
-        2,
-        "w",
-        buffering=1,
-        closefd=False,
-    )
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(2, all_threads=False)
@@ -151,12 +132,13 @@ def _bound(data_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def _messages(payload: bytes) -> Iterator[_Part | End]:
+def _messages(payload: bytes) -> Iterator[object]:
+    """Yield the parts that a function yields, and its End."""
     try:
         function, args = pickle.loads(payload)  # from this Coldpress's own worker
         value = function(*args)
         if isinstance(value, Generator):
-            yield from map(_Part, value)
+            yield from value
             value = None
         yield End(value=value)
     except BaseException as error:  # any exception of the user's code is this item's failure
@@ -176,5 +158,5 @@ def received(data: bytes) -> tuple[tuple[Any, ...], End | None]:
             )  # the child runs the item's code, which is trusted on this machine anyway
             if isinstance(message, End):
                 return tuple(parts), message
-            parts.append(message.value)
+            parts.append(message)
     return tuple(parts), None

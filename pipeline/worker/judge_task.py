@@ -22,9 +22,8 @@ from freezer.store import WORK
 from pipeline.failures import kept_after, retry_rank
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
-from pipeline.worker.judge_summary import summary
 from pipeline.worker.previous import bring_previous, open_previous
-from pipeline.worker.requests import JudgeRequest, JudgeResult
+from pipeline.worker.requests import JudgeRequest, JudgeResult, summary
 from pipeline.worker.shared_weights import load_shared
 from pipeline.worker.task_child import LOG, in_child
 from pipeline.workspace import (
@@ -63,10 +62,9 @@ def judge(request: JudgeRequest) -> tuple[JudgeResult, ...]:
     if request.beside is None:
         return (_stored_result(place, request) or _judge(place, request)[0],)
     requests = (replace(request, beside=None), request.beside)
-    stored = [_stored_result(place, each) for each in requests]
-    results = (None, None) if any(stored) else _judge(place, request)
-    known = zip(requests, stored, results, strict=True)
-    return tuple(first or second or judge(each)[0] for each, first, second in known)
+    is_stored = any(_stored_result(place, each) for each in requests)
+    results = (None, None) if is_stored else _judge(place, request)
+    return tuple(result or judge(each)[0] for each, result in zip(requests, results, strict=True))
 
 
 def _stored_result(place: Workplace, request: JudgeRequest) -> JudgeResult | None:
@@ -88,7 +86,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
     """
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
-    entry, beside = request.entry, request.beside
+    beside = request.beside
     with staging_folder(place.root) as staging:
         # A store in a folder holds the candidates itself; those of a bucket are brought here.
         work = staging if place.remote is not None else place.root / WORK
@@ -100,7 +98,7 @@ def _judge(place: Workplace, request: JudgeRequest) -> tuple[JudgeResult, JudgeR
             return JudgeResult.of_failure(failure), None
         if beside and _bring_candidates(place, beside.builds, folders):
             request, beside = replace(request, beside=None), None  # it fails alone
-        request = replace(request, entry=download_sources(entry, place))
+        request = replace(request, entry=download_sources(request.entry, place))
         end, left_out = _judge_in_children(request, staging, folders)
         place.keep_log(staging / LOG, request.key)
         result, is_final = _result_of(end)
@@ -203,7 +201,7 @@ def _with_previous(request: JudgeRequest, staging: Path) -> tuple[JudgeRequest, 
 def _without(request: JudgeRequest, name: str, failure: Failure) -> JudgeRequest | None:
     """Return a judge without what was in hand; None if the failure is not its fault."""
     if name == FURTHER:
-        return replace(request, further=False, further_threads=())
+        return replace(request, further=False, threads=request.threads[:1])
     if failure.kind in ("disk", "infrastructure"):
         return None
     if name == PREVIOUS:
@@ -246,9 +244,11 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: _Folders) -> Ite
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
 
-    take_precedence()
+    # Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
+    if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
+        be_nice(NICENESS)
     entry = request.entry
-    target = target_here(request.device_class, (request.num_threads, *request.further_threads))
+    target = target_here(request.device_class, request.threads)
     metric = entry.task_metric and find_function(entry.task_metric, entry.search_path)
     subject, of_weights = load_shared(request, target, staging)
     session = open_session(
@@ -278,8 +278,7 @@ def _judge_one(
 
     started = time.monotonic()
     if request.device_class != session.target.device_class.name:
-        counts = (request.num_threads, *request.further_threads)
-        session = for_portable(session, counts, request.entry.limits, request.policy)
+        session = for_portable(session, request.threads, request.entry.limits, request.policy)
     if request.inherits:
         session = replace(session, timed=False)
     incumbent = None
@@ -305,8 +304,7 @@ def _judge_one(
         failures=request.failures,
     )
     result = summary(request, replace(judgement, reason=judgement.reason + note))
-    seconds = time.monotonic() - started
-    return replace(result, has_artifact=artifact is not None, judge_s=seconds)
+    return replace(result, has_artifact=artifact is not None, judge_s=time.monotonic() - started)
 
 
 def _inherited(
@@ -319,15 +317,5 @@ def _inherited(
         return judgement, f"the recipe that won before does not serve ({judgement.reason})"
     error_ratio = judgement.winner.measured.drift.error_ratio
     if error_ratio is None or error_ratio > request.drift_max:
-        why = f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
-        return judgement, why
+        return judgement, f"an unusual error ratio ({error_ratio}, above {request.drift_max:.3g})"
     return confirm_inherited(session, judgement) if request.confirms else (judgement, "")
-
-
-def take_precedence() -> None:
-    """Let this process and its new threads run before other processes, if that is allowed.
-
-    Ray runs workers at 15 by default, and an unprivileged process cannot lower that.
-    """
-    if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
-        be_nice(NICENESS)

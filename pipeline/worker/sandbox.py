@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from freezer.errors import InfrastructureError
-from freezer.files import make_folder
 from freezer.freezing.diagnostics import NOT_WRITTEN, ROOM
 from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY, coded_failure
 from pipeline.records import Failure
@@ -97,7 +96,6 @@ def run_isolated(
     Raises:
         InfrastructureError: no child could be started.
     """
-    make_folder(log.parent)
     payload = pickle.dumps((function, args))
     oom_kills = _oom_kills()
     report = _supervised(payload, folder, log, bounds)
@@ -108,8 +106,8 @@ def run_isolated(
         return End(failure=replace(failed, log_tail=log_tail(log)))
     parts, end = received(report.result)
     failure = _failure_in(report, end, bounds, starved=starved)
-    return End(
-        value=end.value if end else None,
+    return replace(
+        end or End(),
         parts=parts,
         failure=failure and _with_log(failure, log),
         in_hand=report.in_hand,
@@ -297,11 +295,10 @@ def _over_memory(what: str, bounds: Bounds) -> Failure:
 def _starved(how: str, peak_bytes: int) -> Failure:
     """Return the failure of a child whose process the kernel's OOM killer took."""
     used = f"this machine ran out of memory when it used {peak_bytes / 1e9:.1f} GB ({how})"
-    message = f"{used}; run less next to it, or use a larger worker"
     return Failure(
         kind="memory",
         code=NODE_MEMORY,
-        message=message,
+        message=f"{used}; run less next to it, or use a larger worker",
         tried_bytes=peak_bytes,
     )
 

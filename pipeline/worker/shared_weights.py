@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.codec import decode, encode, frozen
+from freezer.codec import encode, frozen, read_record
 from freezer.errors import JudgeError
 from freezer.files import write_whole
 from freezer.freezing.sources import CODE_KINDS
-from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.requests import Request
 from pipeline.worker.task_child import load_subject
 from pipeline.workspace import Workplace, workplace
 
@@ -53,9 +53,7 @@ class Load:
     platform: str
 
 
-def load_shared(
-    request: BuildRequest | JudgeRequest, target: Target, staging: Path
-) -> tuple[Subject, str]:
+def load_shared(request: Request, target: Target, staging: Path) -> tuple[Subject, str]:
     """Load the subject of a request with the weights that all classes share.
 
     Returns:
@@ -119,7 +117,7 @@ def _platform() -> str:
 
 def _first(place: Workplace, key: str) -> Load | None:
     content = place.read("weights", key, RECORD)
-    return None if content is None else decode(Load, json.loads(content), origin=RECORD)
+    return None if content is None else read_record(Load, content, origin=RECORD)
 
 
 def _record(

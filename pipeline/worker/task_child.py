@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.files import scratch_folder
-from freezer.hardware import device_class, machine_bytes, this_host
+from freezer.hardware import available_cpus, device_class, machine_bytes, this_host
 from freezer.spec import Limits
 from pipeline.catalog import Entry
 from pipeline.records import ClassFacts, Note
 from pipeline.worker.child import End
-from pipeline.worker.requests import BuildRequest, JudgeRequest
+from pipeline.worker.requests import Request
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.supervisor import Bounds
 
@@ -44,7 +44,7 @@ LOG = "child.log"
 
 def in_child(
     child: Callable[..., object],
-    request: BuildRequest | JudgeRequest,
+    request: Request,
     staging: Path,
     *args: object,
 ) -> End:
@@ -101,12 +101,11 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
 PROBE_TIMEOUT_S = 120.0
 
 
-def probe(name: str, num_threads: int) -> ClassFacts:
+def probe(name: str) -> ClassFacts:
     """Return what this worker builds with.
 
     Args:
         name: device class; a GPU class adds the names of the driver and the GPU.
-        num_threads: number of threads that the worker gives to items.
 
     Raises:
         RuntimeError: torch cannot be imported there.
@@ -121,10 +120,11 @@ def probe(name: str, num_threads: int) -> ClassFacts:
             bounds=bounds,
         )
     if end.failure is not None:
-        message = f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
+        )
     return ClassFacts(
-        num_threads=num_threads,
+        num_threads=available_cpus(),
         toolchain=end.value,
         memory_bytes=bounds.memory_bytes,
         emulated=this_host().emulated,
@@ -154,22 +154,22 @@ def infer_inputs(
         known: remembers answers by key, and is added to.
         note: called with what was inferred, in the form of a catalog.
     """
-    keys = {entry.name: _key(entry) for entry in entries if _is_asked(entry)}
+    saved = [entry for entry in entries if entry.source.kind == "transformers"]
+    keys = {entry.name: _key(entry) for entry in saved if not isinstance(entry.samples, str)}
     new = [entry for entry in entries if keys.get(entry.name, "") not in {"", *known}]
-    answers = dict(zip([entry.name for entry in new], _ask(new), strict=True)) if new else {}
-    usable = []
-    problems = []
-    for entry in entries:
-        answer = answers.get(entry.name)
+    problems = {}
+    for entry, answer in zip(new, _ask(new) if new else (), strict=True):
         if isinstance(answer, ColdpressError):
             field = "source" if isinstance(answer, SourceError) else "inputs"
             problem = CatalogError(str(answer), entry=entry.name, field=field, code=answer.code)
-            problems.append(problem)
+            problems[entry.name] = problem
+        else:
+            known[keys[entry.name]] = json.dumps(answer)
+    usable = []
+    for entry in entries:
+        if entry.name in problems:
             continue
-        key = keys.get(entry.name, "")
-        if entry in new:
-            known[key] = json.dumps(answer)
-        declared = json.loads(known.get(key, "null"))
+        declared = json.loads(known.get(keys.get(entry.name, ""), "null"))
         if declared:
             note(f"{entry.name}: inferred from its class and config:")
             for name, value in declared.items():
@@ -177,11 +177,7 @@ def infer_inputs(
             usable.append(replace(entry, spec=declared_spec(**declared)))
         else:
             usable.append(entry)
-    return usable, problems
-
-
-def _is_asked(entry: Entry) -> bool:
-    return entry.source.kind == "transformers" and not isinstance(entry.samples, str)
+    return usable, [*problems.values()]
 
 
 def _key(entry: Entry) -> str:

@@ -63,15 +63,6 @@ class MachineShare:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
         return True
 
-    def is_wanted(self) -> bool:
-        """Whether a judge measures, or waits for the machine."""
-        try:
-            fcntl.flock(self._turn, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
-        return False
-
     def release(self) -> None:
         """Let a judge measure."""
         fcntl.flock(self._compute, fcntl.LOCK_UN)
@@ -96,11 +87,13 @@ def computing() -> Iterator[None]:
 
 def is_measured() -> bool:
     """Whether a judge measures on this machine, or waits for it."""
-    share = MachineShare()
-    try:
-        return share.is_wanted()
-    finally:
-        share.close()
+    with lock_file("turn") as turn:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        return False
 
 
 @contextmanager
@@ -133,10 +126,8 @@ def staging_folder(store: Path) -> Iterator[Path]:
 
     Remove those of killed workers of this machine first.
     """
-    root = store / WORK / "staging"
-    make_folder(root)
     remove_abandoned(store)
-    folder = own_path(root.parent, os.urandom(4).hex())
+    folder = own_path(store / WORK, os.urandom(4).hex())
     make_folder(folder, mode=0o700)
     try:
         yield folder

@@ -24,13 +24,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside
 from freezer.codec import Json
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
-    SCHEMES,
     digest_file,
     make_folder,
     move,
@@ -268,8 +266,6 @@ def workplace(store: str) -> Workplace:
         StoreUnreachableError: the bucket cannot be reached.
         MissingDependencyError: the bucket needs pyarrow, which is not installed.
     """
-    if urlsplit(store).scheme not in SCHEMES:
-        return Workplace(Path(store), None)
     opened = Store.open(store, create=True)
     return Workplace(opened.root, opened.remote)
 

@@ -199,8 +199,7 @@ def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
     again = site.plan(limits=REGATED)
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert again.items[0].finished == replace(kept, cached=True)
-    entries = [again.items[0].entry]
-    allowed = plan_of(entries, site.store, site.ledger, allow_regression=True)
+    allowed = site.plan(limits=replace(REGATED, allow_regression=True))
     assert [item.finished is None for item in allowed.items] == [True, False]
     assert allowed.items[0].judge == here.judge
     assert "--allow-regression" in allowed.items[0].why

@@ -78,6 +78,7 @@ def entry(
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    device_classes: tuple[str, ...] = (HERE,),
 ) -> Entry:
     """An entry with a source of its own."""
     (folder / "mod.py").write_text("def make(): ...\n")
@@ -90,7 +91,7 @@ def entry(
         samples=None,
         task_metric=None,
         limits=limits,
-        device_classes=(HERE,),
+        device_classes=device_classes,
         recipes=("torchscript-frozen",),
         files=(),
         search_path=(str(folder),),
@@ -137,7 +138,7 @@ def plan_of(
         **{
             "entries": entries,
             "facts": dict.fromkeys(classes, facts),
-            "auto": classes,
+            "nodes": [classes],
             "policy": SamplingPolicy(),
             **options,
         }

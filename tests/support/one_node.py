@@ -65,7 +65,7 @@ def item_of(
     return Item(
         entry=model,
         device_class=device_class,
-        num_threads=num_threads,
+        threads=(num_threads,),
         source=make_key({}),
         builds={recipe: make_key({"recipe": recipe}) for recipe in recipes},
         judge=make_key({"judge": device_class}),
@@ -79,7 +79,7 @@ class NoRay(Cluster):
     """Base of clusters that run tasks without Ray; the driver is on a machine of its own."""
 
     def __init__(self) -> None:
-        self.joined, self.home = False, "elsewhere"
+        self.joined = False
 
 
 class InProcess(NoRay):

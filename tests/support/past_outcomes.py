@@ -7,7 +7,6 @@ from dataclasses import replace
 from freezer.artifact import FreezingReport, Measured, MeasuredDrift
 from freezer.codec import encode
 from pipeline.records import Event, Failure
-from pipeline.reporting import ItemWork
 from tests.support.outcomes import candidate, failed, outcome
 
 DOWN = "http://127.0.0.1:9"
@@ -62,10 +61,7 @@ FAILED = replace(
 RECIPES = ("torchscript-frozen", "inductor-frozen")
 
 
-WORK = [
-    ItemWork(what="m cpu-x86-64-v4", recipes=RECIPES),
-    ItemWork(what="m portable", recipes=("portable",)),
-]
+WORK = {"m cpu-x86-64-v4": RECIPES, "m portable": ("portable",)}
 
 
 EVENTS = [

@@ -35,7 +35,11 @@ def registered(
     **changes: Any,
 ) -> None:
     """Register a copy of an artifact."""
-    settings: dict[str, Any] = {"mode": "copy", "store_uri": "store", **changes}
+    settings: dict[str, Any] = {
+        "mode": "copy",
+        "store_uri": str(Path("store").absolute()),
+        **changes,
+    }
     Registration(
         projection=projection,
         outcome=item,

@@ -34,8 +34,10 @@ CONNECTS = (
     "import sys; from pipeline.cluster import client; client.connect(sys.argv[1]).__enter__()"
 )
 STANDS_ON = """
+import ray
 from pipeline.cluster.client import connect
-with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
+with connect(None) as c:
+    print(ray.get_runtime_context().get_node_id(), *(node.node_id for node in c.nodes()))
 """
 
 

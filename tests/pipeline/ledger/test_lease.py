@@ -25,17 +25,18 @@ from pipeline.ledger import (
     Ledger,
     campaign_lock,
     lease,
+    ledger_folder,
     living_holder,
     read_holder,
     read_rows,
 )
-from pipeline.ledger.lease_holder import lease_path
+from pipeline.ledger.lease import lease_path
 from pipeline.ledger.segments import part_paths
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return Store.open(str(tmp_path / "store"), create=True).root / ".coldpress" / "ledger"
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,65 +46,65 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "POLL_S", 0.05)
 
 
-def holder_here(folder: Path) -> Holder:
-    with campaign_lock(folder, "c"):
-        found = read_holder(lease_path(folder, "c"))
+def holder_here(store: Store) -> Holder:
+    with campaign_lock(store, "c"):
+        found = read_holder(store, "c")
     assert found is not None
     return found
 
 
-def leave(folder: Path, **changed: Any) -> Path:
+def leave(store: Store, **changed: Any) -> Path:
     """Write the lease of another driver."""
-    path = lease_path(folder, "c")
-    path.write_text(json.dumps(asdict(replace(holder_here(folder), token="another", **changed))))
+    path = store.root / lease_path("c")
+    path.write_text(json.dumps(asdict(replace(holder_here(store), token="another", **changed))))
     return path
 
 
-def test_successor_knows_the_first_dead_driver(folder: Path) -> None:
-    path = leave(folder, pid=os.getpid(), pid_started=1, started=5.0)
-    with campaign_lock(folder, "c") as second:
+def test_successor_knows_the_first_dead_driver(store: Store) -> None:
+    leave(store, pid=os.getpid(), pid_started=1, started=5.0)
+    with campaign_lock(store, "c") as second:
         assert second.after == 5.0
-        held = read_holder(path)
+        held = read_holder(store, "c")
     assert held is not None
     assert (held.after, held.unended_since) == (5.0, 5.0)
-    leave(folder, pid=os.getpid(), pid_started=1, started=7.0, after=5.0)
-    with campaign_lock(folder, "c") as third:
+    leave(store, pid=os.getpid(), pid_started=1, started=7.0, after=5.0)
+    with campaign_lock(store, "c") as third:
         assert third.after == 5.0
-    with campaign_lock(folder, "c") as fourth:
+    with campaign_lock(store, "c") as fourth:
         assert fourth.after is None
 
 
-def test_lease_of_an_earlier_release_is_read(folder: Path) -> None:
-    path = leave(folder, started=5.0)
+def test_lease_of_an_earlier_release_is_read(store: Store) -> None:
+    path = leave(store, started=5.0)
     data = json.loads(path.read_text())
     del data["after"]
     path.write_text(json.dumps(data))
-    found = read_holder(path)
+    found = read_holder(store, "c")
     assert found is not None
     assert found.unended_since == 5.0
     del data["token"]
     path.write_text(json.dumps(data))
-    assert read_holder(path) is None
+    assert read_holder(store, "c") is None
 
 
 ELSEWHERE = {"boot": "another boot", "host": "far", "beat_time": 4e9, "started": 4e9}
 """A holder on another machine, whose clock is decades ahead."""
 
 
-def test_dead_local_driver_is_replaced_at_once(folder: Path) -> None:
+def test_dead_local_driver_is_replaced_at_once(store: Store) -> None:
     """Its pid may belong to another process by now."""
-    leave(folder, pid=os.getpid(), pid_started=1, expiry_s=1000.0)
+    leave(store, pid=os.getpid(), pid_started=1, expiry_s=1000.0)
     started = time.monotonic()
-    with campaign_lock(folder, "c"):
+    with campaign_lock(store, "c"):
         assert time.monotonic() - started < 1
 
 
-def test_heartbeat_of_another_machine_keeps_the_lease(folder: Path) -> None:
-    path = leave(folder, **ELSEWHERE, expiry_s=60.0)
+def test_heartbeat_of_another_machine_keeps_the_lease(store: Store) -> None:
+    path = leave(store, **ELSEWHERE, expiry_s=60.0)
     ended = threading.Event()
 
     def beat() -> None:
-        found = read_holder(path)
+        found = read_holder(store, "c")
         while not ended.wait(0.2) and found is not None:
             found = replace(found, beat=found.beat + 1)
             path.with_suffix(".new").write_text(json.dumps(asdict(found)))
@@ -120,7 +121,7 @@ def test_heartbeat_of_another_machine_keeps_the_lease(folder: Path) -> None:
                     r"run by another driver.*on far since .*; wait for it.*to take over, end that"
                 ),
             ),
-            campaign_lock(folder, "c", said.append),
+            campaign_lock(store, "c", said.append),
         ):
             pass
     finally:
@@ -129,34 +130,33 @@ def test_heartbeat_of_another_machine_keeps_the_lease(folder: Path) -> None:
     assert "watching up to 60 s for a heartbeat of process" in said[0]
 
 
-def test_silent_remote_driver_is_replaced_after_expiry(folder: Path) -> None:
-    leave(folder, **ELSEWHERE, expiry_s=0.5)
+def test_silent_remote_driver_is_replaced_after_expiry(store: Store) -> None:
+    leave(store, **ELSEWHERE, expiry_s=0.5)
     started = time.monotonic()
-    with campaign_lock(folder, "c"):
+    with campaign_lock(store, "c"):
         assert time.monotonic() - started >= 0.5
 
 
-def test_driver_that_lost_its_lease_writes_nothing(folder: Path) -> None:
+def test_driver_that_lost_its_lease_writes_nothing(store: Store) -> None:
     """It slept longer than its expiry, and a driver on another machine took over."""
-    store = Store(folder.parents[1])
     with Ledger(store, "c") as ledger:
         ledger.append("build", "k1", model="m", device_class="portable", data={})
-        mine = read_holder(lease_path(folder, "c"))
+        mine = read_holder(store, "c")
         assert mine is not None
-        lease_path(folder, "c").write_text(
+        (store.root / lease_path("c")).write_text(
             json.dumps(asdict(replace(mine, token="another", host="far")))
         )
-        before = part_paths(folder)
+        before = part_paths(ledger_folder(store))
         with pytest.raises(
             LeaseLostError,
             match=r"'c' was taken over by process .* on far since .*writes nothing more",
         ):
             ledger.append("build", "k2", model="m", device_class="portable", data={})
         time.sleep(0.3)  # its heartbeats have stopped
-        assert read_holder(lease_path(folder, "c")) == replace(mine, token="another", host="far")
-    assert part_paths(folder) == before
-    assert [row.key for row in read_rows(folder)] == ["k1"]
-    assert read_holder(lease_path(folder, "c")) is not None, "only the holder removes it"
+        assert read_holder(store, "c") == replace(mine, token="another", host="far")
+    assert part_paths(ledger_folder(store)) == before
+    assert [row.key for row in read_rows(ledger_folder(store))] == ["k1"]
+    assert read_holder(store, "c") is not None, "only the holder removes it"
 
 
 DRIVER = """
@@ -171,35 +171,35 @@ with Ledger(Store.open(sys.argv[1]), "c") as ledger:
 """
 
 
-def test_killed_driver_is_replaced_but_not_a_stopped_one(folder: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, str(folder.parents[1])]
+def test_killed_driver_is_replaced_but_not_a_stopped_one(store: Store) -> None:
+    command = [sys.executable, "-c", DRIVER, str(store.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "driving\n"
         process.send_signal(signal.SIGSTOP)
         with (
             pytest.raises(InfrastructureError, match=rf"process {process.pid} of"),
-            campaign_lock(folder, "c"),
+            campaign_lock(store, "c"),
         ):
             pass
         process.kill()
-    assert living_holder(lease_path(folder, "c")) is None
-    assert read_holder(lease_path(folder, "c")) is not None, "the lease still names it"
-    with campaign_lock(folder, "c"):
+    assert living_holder(store, "c") is None
+    assert read_holder(store, "c") is not None, "the lease still names it"
+    with campaign_lock(store, "c"):
         pass
 
 
-def test_heartbeats_continue(folder: Path) -> None:
-    with campaign_lock(folder, "c"):
-        first = read_holder(lease_path(folder, "c"))
+def test_heartbeats_continue(store: Store) -> None:
+    with campaign_lock(store, "c"):
+        first = read_holder(store, "c")
         time.sleep(0.5)
-        last = read_holder(lease_path(folder, "c"))
+        last = read_holder(store, "c")
     assert first is not None
     assert last is not None
     assert (last.token, last.beat > first.beat) == (first.token, True)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@b", "../a", "a*", "x" * 101])
-def test_bad_campaign_name_is_rejected(folder: Path, name: str) -> None:
+def test_bad_campaign_name_is_rejected(store: Store, name: str) -> None:
     with pytest.raises(UsageError, match=r"campaign .*: expected up to 100 letters"):
-        Ledger(Store(folder.parents[1]), name)
+        Ledger(store, name)

@@ -49,7 +49,7 @@ def test_parts_are_merged(store: Store) -> None:
     with Ledger(store, "big") as ledger:
         for index in range(MERGE_AT + 3):
             add(ledger, f"k{index}", index=index)
-        assert len(part_paths(ledger.folder, "big")) == 4, "they are merged while the campaign runs"
+        assert len(part_paths(ledger.folder)) == 4, "they are merged while the campaign runs"
     assert len(part_paths(ledger.folder)) == 1
     with Ledger(store, "big") as ledger:
         rows = [ledger.find("build", f"k{i}") for i in range(MERGE_AT + 3)]

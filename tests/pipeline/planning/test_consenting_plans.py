@@ -16,7 +16,8 @@ from freezer.spec import FLOAT32, Accuracy
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
-from pipeline.planning import Item, Plan, auto_classes_of
+from pipeline.planning import Item, Plan
+from pipeline.planning.plan import auto_classes_of
 from pipeline.records import ClassFacts
 from tests.support.campaigns import entry, plan_of
 from tests.support.classifiers import write_samples
@@ -42,8 +43,6 @@ def planned(folder: Path, *entries: Entry) -> Plan:
             ledger,
             facts=FACTS,
             classes=(FINE, V4, "portable"),
-            auto=(V4, "portable"),
-            auto_precise=(V4, FINE, "portable"),
         )
 
 

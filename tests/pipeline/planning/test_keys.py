@@ -30,7 +30,7 @@ def source_digest(entry: Entry, folder: Path) -> str:
     return source_key(entry, FileDigests(folder / "digests.json")).digest
 
 
-TARGET = BuildTarget(device_class="cpu-x86-64-v4", num_threads=2, toolchain=TOOLCHAIN, samples=None)
+TARGET = BuildTarget(device_class="cpu-x86-64-v4", threads=(2,), toolchain=TOOLCHAIN, samples=None)
 
 
 def key_of_build(
@@ -72,7 +72,7 @@ def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
     ]
     changed_targets: list[dict[str, Any]] = [
         {"device_class": "cpu-x86-64-v3"},
-        {"num_threads": 4},
+        {"threads": (4,)},
         {"toolchain": {**TOOLCHAIN, "torch": "2.14.0"}},
         {"samples": "sha256:1"},
     ]
@@ -138,10 +138,10 @@ def test_threads_and_points_change_keys(tmp_path: Path) -> None:
     for recipe in ("torchscript-frozen", "torchscript-optimized", "portable"):
         keys = [key_of_build(one, tmp_path, RECIPES[recipe]) for one in (plain, both)]
         assert keys[0] == keys[1], "it makes no copies"
-    further = key_of_build(plain, tmp_path, further_threads=(1,))
+    further = key_of_build(plain, tmp_path, threads=(2, 1))
     assert further == key_of_build(plain, tmp_path), "the judge builds them"
     judges = [key_of_judge(one) for one in (plain, both, replace(plain, points=POINTS[::-1]))]
-    judges += [key_of_judge(one, further_threads=(1,)) for one in (plain, both)]
+    judges += [key_of_judge(one, threads=(2, 1)) for one in (plain, both)]
     assert len({key.digest for key in judges}) == 5
     unknown = key_of_judge(replace(both, spec=None))
     assert unknown.parts["points"] == list(POINTS), "its dims are known only when it is loaded"

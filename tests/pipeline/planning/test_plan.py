@@ -50,10 +50,10 @@ def planned(folder: Path, threads: Sequence[int], *, keep_going: bool = False) -
 
 def test_portable_is_planned_for_one_count(tmp_path: Path) -> None:
     """By default the workers' two CPUs decide, and one follows."""
-    for threads, expected in (((1, 2), (1, (2,))), ((), (2, (1,))), ((2,), (2, ()))):
+    for threads, expected in (((1, 2), (1, 2)), ((), (2, 1)), ((2,), (2,))):
         items = planned(tmp_path, threads).items
-        found = {item.device_class: (item.num_threads, item.further_threads) for item in items}
-        assert found == {HERE: expected, "portable": (2, ())}
+        found = {item.device_class: item.threads for item in items}
+        assert found == {HERE: expected, "portable": (2,)}
 
 
 def test_too_many_threads_are_refused(tmp_path: Path) -> None:
@@ -62,5 +62,5 @@ def test_too_many_threads_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "CP-NO-NODE"
     plan = planned(tmp_path, (1, 4), keep_going=True)
     assert [item.device_class for item in plan.items] == ["portable"]
-    (unplaced,) = plan.unplaced
-    assert (unplaced.device_class, unplaced.problem.code) == (HERE, "CP-NO-NODE")
+    (skipped,) = plan.skipped
+    assert (skipped.device_class, skipped.code) == (HERE, "CP-NO-NODE")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.records import Event, verdict_text
-from pipeline.reporting import ItemWork, LineDisplay, display_for
+from pipeline.reporting import LineDisplay, display_for
 from pipeline.reporting.display import LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 from tests.support.raylets import wait_until
@@ -17,7 +17,7 @@ from tests.support.raylets import wait_until
 def test_lines_count_builds_and_judges() -> None:
     console = Console(file=io.StringIO(), width=80)
     with LineDisplay(console, verbose=False) as display:
-        display.plan(3, [*WORK, ItemWork(what="n portable")])
+        display.plan(3, {**WORK, "n portable": ()})
         for event in EVENTS:
             display.show(event)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -45,6 +45,6 @@ def test_silence_is_broken_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("pipeline.reporting.display.SILENCE_S", 0.5)
     printed = io.StringIO()
     with LineDisplay(Console(file=printed, width=200)) as display:
-        display.plan(1, [ItemWork(what="m portable", recipes=("portable",))])
+        display.plan(1, {"m portable": ("portable",)})
         display.show(Event(kind="build", what="m portable", recipes=("portable",)))
         wait_until(lambda: "now: build m portable" in printed.getvalue(), "a line was printed", 10)

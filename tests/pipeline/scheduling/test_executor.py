@@ -37,8 +37,8 @@ HOME = Node(node_id="home", num_cpus=2, classes=(PORTABLE,))
 
 def planned(store: Store, ledger: Ledger, names: str, in_store: str = "") -> Plan:
     """Of models for `portable`, of which some have their candidates in the store."""
-    entries = [entry(name, store.root.parent) for name in names]
-    plan = plan_of(entries, store, ledger, device_classes=(PORTABLE,), classes=(PORTABLE,))
+    entries = [entry(name, store.root.parent, device_classes=(PORTABLE,)) for name in names]
+    plan = plan_of(entries, store, ledger, classes=(PORTABLE,))
     for item in plan.items:
         if item.entry.name in in_store:
             key = item.builds[PORTABLE].digest
@@ -110,7 +110,7 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
 def test_each_class_has_its_own_limits(last: str, store: Store, ledger: Ledger) -> None:
     """Portable's are the defaults for speed; both share what is prepared for an entry."""
     own = entry("a", store.root.parent, limits=Limits(speedup_min=0.01))
-    plan = plan_of([own], store, ledger, device_classes=(HERE, PORTABLE))
+    plan = plan_of([own], store, ledger)
     materials, limits = materials_of(store), {HERE: own.limits, PORTABLE: Limits()}
     for item in sorted(plan.items, key=lambda item: item.device_class == last):
         sent = materials.as_sent(materials.ready(item.entry))
@@ -123,8 +123,8 @@ def test_file_changed_after_planning_is_rejected(
     model = tmp_path / "model.pt"
     model.write_bytes(b"as it was planned")
     source = parse_source(f"torchscript:{model}", folder=tmp_path)
-    made = replace(entry("a", store.root.parent), source=source)
-    plan = plan_of([made], store, ledger, device_classes=(PORTABLE,), classes=(PORTABLE,))
+    made = replace(entry("a", store.root.parent), source=source, device_classes=(PORTABLE,))
+    plan = plan_of([made], store, ledger, classes=(PORTABLE,))
     model.write_bytes(b"as it is now")
     _, cluster, _ = executed(store, ledger, [built(PORTABLE), judged()], plan, HOME)
     assert len(cluster.requests) == 2

@@ -43,7 +43,7 @@ class Answers(NoRay):
         self, _: Callable[..., Any], *args: Any, class_name: str, node: Node, **__: Any
     ) -> Handle:
         handle = (node.node_id, class_name)
-        self._threads[handle] = args[1]
+        self._threads[handle] = node.num_cpus
         return handle
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:

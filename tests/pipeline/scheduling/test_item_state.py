@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.failures import decide
-from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY
+from pipeline.failures import BY_CODE, MOST_ATTEMPTS, POLICY, decide
 from pipeline.records import BuildResult, Failure
 from pipeline.scheduling.item_state import (
     ItemState,

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from freezer.artifact import Artifact
-from pipeline.tracking import CampaignStart
+from pipeline.ledger import CampaignRecord
 from pipeline.tracking.projection import Projection
 from tests.conftest import Frozen
 from tests.support.steps import HERE
@@ -51,5 +51,5 @@ def search_path_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 def projection(uri: str, request: pytest.FixtureRequest) -> Projection:
     """The projection of a campaign named like the test."""
     opened = Projection(uri, request.node.name)
-    opened.start(CampaignStart(catalog="catalog.yaml", started=1_700_000_000.0))
+    opened.start(CampaignRecord(catalog="catalog.yaml", started=1_700_000_000.0))
     return opened

@@ -13,7 +13,8 @@ import pytest
 
 from freezer.checks import CheckRequest, Finding
 from freezer.errors import InfrastructureError, UsageError
-from pipeline.tracking import CampaignStart, list_registry
+from pipeline.ledger import CampaignRecord
+from pipeline.tracking import list_registry
 from pipeline.tracking.connection import check_mlflow, resolve
 from pipeline.tracking.projection import Projection
 from tests.support.raylets import LOOPBACK, free_port
@@ -67,17 +68,17 @@ def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
     assert maker.wait(30) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
     projection = Projection(uri, "next")
-    projection.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+    projection.start(CampaignRecord(catalog="catalog.yaml", started=1.0))
 
 
 @pytest.mark.slow
 def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from pipeline.tracking import CampaignStart\n"
+        "from pipeline.ledger import CampaignRecord\n"
         "from pipeline.tracking.projection import Projection\n"
         "p = Projection(sys.argv[1], sys.argv[2])\n"
-        "p.start(CampaignStart(catalog='c', started=0.0)); print(p.experiment_id)\n"
+        "p.start(CampaignRecord(catalog='c', started=0.0)); print(p.experiment_id)\n"
     )
     command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/mlflow.db"]
     started = [
@@ -103,7 +104,7 @@ def test_a_database_that_answers_or_will_be_made(uri: str, tmp_path: Path) -> No
         assert finding(f"sqlite:///{tmp_path}/{typo}").level == "error"
         with pytest.raises(UsageError):
             Projection(f"sqlite:///{tmp_path}/{typo}", "c").start(
-                CampaignStart(catalog="c", started=1.0)
+                CampaignRecord(catalog="c", started=1.0)
             )
     with pytest.raises(UsageError):
         list_registry(f"sqlite:///{tmp_path}/mlflow.db", None, None)

@@ -16,7 +16,7 @@ from freezer.artifact import Artifact, GateRecord
 from freezer.spec import Limits
 from freezer.store import Store
 from jobs.results import replay_app as app
-from pipeline.ledger import campaign_lock, ledger_folder
+from pipeline.ledger import campaign_lock
 from tests.support.campaigns import MODELS, run_judged
 from tests.support.commands import finished
 from tests.support.past_outcomes import BAD, DOWN
@@ -198,7 +198,7 @@ def test_a_running_campaign_is_skipped(
 ) -> None:
     for name in ("one", "two"):
         run_judged(store, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
-    with campaign_lock(ledger_folder(store), "one"):
+    with campaign_lock(store, "one"):
         refused = replayed(store, uri, "one")
         assert (refused.exit_code, "is being run by another driver" in refused.stderr) == (3, True)
         done = replayed(store, uri, "--all")

@@ -117,8 +117,8 @@ def test_torchscript_and_pickle_are_distinguished(
     )
     newer = download(uri, resolve_model(uri, "models:/either/2"), new_folder(tmp_path / "2"))
     second = describe(newer)
-    assert (first.kind, first.needs_trust) == ("torchscript", False)
-    assert (second.kind, second.needs_trust) == ("pickle", True)
+    assert first.kind == "torchscript"
+    assert second.kind == "pickle"
     for found in (first, second):
         assert found.inputs == [{"shape": ["batch", 4], "dtype": "float32"}]
         assert found.dims == {"batch": {"min": 1, "max": 8}}
@@ -132,7 +132,7 @@ def test_torchscript_and_pickle_are_distinguished(
 def test_describe_never_unpickles(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     log("evil", Evil(str(tmp_path / "was here")))
     folder = fetched(uri, "evil", tmp_path)
-    assert describe(folder).needs_trust
+    assert describe(folder).kind == "pickle"
     assert not (tmp_path / "was here").exists()
     torch.load(folder / "data" / "model.pth", weights_only=False)
     assert (tmp_path / "was here").exists(), "the pickle would have run code"

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from mlflow.tracking._model_registry.client import ModelRegistryClient
 from freezer.artifact import Artifact
 from freezer.errors import IntegrityError
 from freezer.store import Store
-from pipeline.tracking import CampaignEnd, CampaignStart, TrackerProcess
+from pipeline.ledger import CampaignRecord
+from pipeline.tracking import TrackerProcess
 from pipeline.tracking.process import AHEAD
 from pipeline.workspace.machine_time import alone
 from tests.support.campaigns import run_judged
@@ -26,6 +28,8 @@ from tests.support.outcomes import failed
 from tests.support.raylets import ROOT, wait_until
 from tests.support.shown import shown
 from tests.support.steps import HERE
+
+STARTED = CampaignRecord(catalog="catalog.yaml", started=1.0)
 
 
 def run_names(uri: str) -> set[str]:
@@ -58,7 +62,7 @@ def test_nothing_is_written_while_a_judge_measures(uri: str, store: Store) -> No
     with TrackerProcess(uri, "quiet", str(store.root), mode="copy") as tracker:
         held = ExitStack()
         held.enter_context(alone())
-        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+        tracker.start(STARTED)
         tracker.log([failed("a")])
         time.sleep(1)
         assert shown(uri)["runs"] == {}
@@ -68,7 +72,7 @@ def test_nothing_is_written_while_a_judge_measures(uri: str, store: Store) -> No
         assert len(run_names(uri)) == 2
         held.enter_context(alone())
         tracker.log([failed("b")])
-        tracker.finish([failed("a"), failed("b")], CampaignEnd(exit_code=1, finished=2.0))
+        tracker.finish([failed("a"), failed("b")], replace(STARTED, exit_code=1, finished=2.0))
         held.close()
     assert len(run_names(uri)) == 3
     assert tracker.failures == ()
@@ -80,7 +84,7 @@ def test_full_queue_is_logged_while_a_judge_waits(
     """The judge may wait for the driver, which waits for room in the queue."""
     monkeypatch.setattr("pipeline.tracking.process.AHEAD", 1)
     with alone(), TrackerProcess(uri, "full", str(store.root), mode="copy") as tracker:
-        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+        tracker.start(STARTED)
         for name in "abc":
             tracker.log([failed(name)])
         wait_until(lambda: tracker.num_logged > 0, "one is logged")
@@ -89,11 +93,11 @@ def test_full_queue_is_logged_while_a_judge_waits(
 def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> None:
     outcomes = [failed(f"m{number}") for number in range(3)]
     with TrackerProcess(uri, "signals", str(store.root), mode="copy") as tracker:
-        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+        tracker.start(STARTED)
         wait_until(lambda: len(run_names(uri)) == 1, "it has started")
         for number in (signal.SIGINT, signal.SIGTERM):
             tracker._process.send_signal(number)
-        tracker.finish(outcomes, CampaignEnd(exit_code=130, interrupted=True, finished=2.0))
+        tracker.finish(outcomes, replace(STARTED, exit_code=130, interrupted=True, finished=2.0))
     assert tracker.failures == ()
     (run,) = shown(uri)["runs"].values()
     assert run["data"]["metrics"]["outcomes/total"] == len(outcomes)
@@ -101,12 +105,12 @@ def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> Non
 
 def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) -> None:
     with TrackerProcess(uri, "killed", str(store.root), mode="copy") as tracker:
-        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
+        tracker.start(STARTED)
         wait_until(lambda: len(run_names(uri)) == 1, "it has started")
         tracker._process.kill()
         for number in range(2 * AHEAD):
             tracker.log([failed(f"m{number}")])
-        tracker.finish([], CampaignEnd(exit_code=0, finished=2.0))
+        tracker.finish([], replace(STARTED, exit_code=0, finished=2.0))
     assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), (
         "MLflow lacks them until a replay"
     )

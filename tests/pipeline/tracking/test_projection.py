@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -12,8 +13,9 @@ from freezer.artifact import (
     MeasuredDrift,
     MeasuredLatency,
 )
+from pipeline.ledger import CampaignRecord
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import CampaignEnd, CampaignStart, gains_link, outcomes_digest
+from pipeline.tracking import gains_link, outcomes_digest
 from pipeline.tracking.projection import Projection
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
 from tests.support.projections import by_recipe, runs_of
@@ -23,11 +25,12 @@ def resumed(projection: Projection, *expected: Outcome) -> Projection:
     """The same campaign, in a driver that expects these outcomes."""
     again = Projection(projection.tracking_uri, projection.campaign)
     digest = outcomes_digest(expected) if expected else None
-    again.start(CampaignStart(catalog="catalog.yaml", started=0.0, expected=digest))
+    again.start(RECORD, digest)
     return again
 
 
-FINISHED = CampaignEnd(exit_code=0, finished=1_700_000_100.0)
+RECORD = CampaignRecord(catalog="catalog.yaml", started=0.0)
+FINISHED = replace(RECORD, exit_code=0, finished=1_700_000_100.0)
 
 
 def text_of(projection: Projection, run_id: str, path: str) -> str:
@@ -122,7 +125,7 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
         outcome("five", device_class="cpu-x86-64-v4", speedup=3.0),
     ]
     for _ in range(2):
-        projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
+        projection.finish(outcomes, replace(FINISHED, exit_code=1))
     (parent,) = runs_of(projection, "campaign")
     assert parent.info.status == "FINISHED"
     expected = {
@@ -167,9 +170,7 @@ def test_views_show_each_candidates_own_problem(projection: Projection) -> None:
 def test_the_parent_run_ends_with_a_status(
     projection: Projection, exit_code: int, interrupted: bool, status: str
 ) -> None:
-    projection.finish(
-        [], CampaignEnd(exit_code=exit_code, interrupted=interrupted, finished=1_700_000_100.0)
-    )
+    projection.finish([], replace(FINISHED, exit_code=exit_code, interrupted=interrupted))
     assert runs_of(projection, "campaign")[0].info.status == status
 
 

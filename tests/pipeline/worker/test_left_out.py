@@ -40,7 +40,7 @@ def common(store: Path, faults: dict[str, str], victims: Path) -> dict[str, Any]
         spec=InputSpec(inputs=(x,), dims=(BATCH,)),
         limits=Limits(speedup_min=0.0, timeout_s=16, memory_gb=2),
     )
-    return {"entry": entry, "device_class": HERE, "num_threads": 1, "store": str(store)}
+    return {"entry": entry, "device_class": HERE, "threads": (1,), "store": str(store)}
 
 
 @pytest.fixture(scope="module")

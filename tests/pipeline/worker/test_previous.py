@@ -36,7 +36,7 @@ def common(store: Path, *, work: int = 0) -> dict[str, Any]:
     )
     spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
     entry = replace(entry, name="busy", source=source, spec=spec)
-    return {"entry": entry, "device_class": HERE, "num_threads": 1, "store": str(store)}
+    return {"entry": entry, "device_class": HERE, "threads": (1,), "store": str(store)}
 
 
 def judged(store: Path, key: str, **options: Any) -> JudgeResult:

@@ -60,7 +60,7 @@ if __name__ == "__main__":
             entry=replace(good_entry(), source=source, search_path=(folder,)),
             builds={"torchscript-frozen": name},
             device_class=name,
-            num_threads=1,
+            threads=(1,),
             store="store",
             source="drawn",
         )

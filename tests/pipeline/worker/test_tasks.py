@@ -56,7 +56,7 @@ def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
         entry=broken(),
         builds=builds,
         device_class=HERE,
-        num_threads=2,
+        threads=(2,),
         policy=QUICK,
         campaign="c",
         store=str(store),
@@ -64,7 +64,7 @@ def of_a_broken_model(store: Path, builds: dict[str, str]) -> JudgeRequest:
 
 
 def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
-    common = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    common = {"entry": entry(), "device_class": HERE, "threads": (2,), "store": str(tmp_path)}
     (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))  # type: ignore[arg-type]
     assert built.failure is None, built.failure
     why = {"inductor-frozen": "inductor: no compiler"}
@@ -98,7 +98,7 @@ def test_death_in_a_further_build_leaves_the_verdict(
     asked: list[tuple[int, ...]] = []
 
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
-        asked.append(request.further_threads)
+        asked.append(request.threads)
         if not request.further:
             return End(parts=(JudgeResult(verdict="published", reason="it is fast"),))
         failure = Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
@@ -106,9 +106,9 @@ def test_death_in_a_further_build_leaves_the_verdict(
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
     result = judge(
-        replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1))
+        replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), threads=(2, 2, 1))
     )
-    assert asked == [(2, 1), ()]
+    assert asked == [(2, 2, 1), (2,)]
     assert (result.verdict, result.left_out) == ("published", {})
     assert "used more than 8.0 GB" in result.reason
 
@@ -188,7 +188,7 @@ def of_a_group(store: Path, end: str) -> tuple[list[str | None], int]:
     spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
     made = replace(entry(), source=source, spec=spec, limits=limits)
     results = build(
-        BuildRequest(entry=made, builds=GROUP, device_class=HERE, num_threads=1, store=str(store))
+        BuildRequest(entry=made, builds=GROUP, device_class=HERE, threads=(1,), store=str(store))
     )
     assert [result.key for result in results] == ["a", "b", "c"]
     for result in results:
@@ -209,7 +209,7 @@ def test_recipes_of_a_group_are_independent(tmp_path: Path) -> None:
 def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
     results = build(
         BuildRequest(
-            entry=broken(), builds=GROUP, device_class=HERE, num_threads=1, store=str(tmp_path)
+            entry=broken(), builds=GROUP, device_class=HERE, threads=(1,), store=str(tmp_path)
         )
     )
     assert [kind_of(result) for result in results] == ["source"] * 3

@@ -15,12 +15,12 @@ from pipeline.ledger import (
     LeaseLostError,
     Ledger,
     campaign_lock,
-    lease_of,
     ledger_folder,
     read_holder,
     read_rows,
 )
 from pipeline.ledger import lease as lease_module
+from pipeline.ledger.lease import Lease, lease_path
 from pipeline.ledger.ledger import MERGE_AT
 from pipeline.ledger.segments import part_paths
 from pipeline.planning import FileDigests
@@ -194,50 +194,45 @@ def test_lease_in_a_bucket_excludes_a_second_driver(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = Store.open(bucket).remote
-    assert remote is not None
-    with campaign_lock(tmp_path / "one", "c", remote=remote) as lease:
+    one, two = Store(tmp_path / "one", remote), Store(tmp_path / "two", remote)
+    with campaign_lock(one, "c") as lease:
         with (
             pytest.raises(InfrastructureError, match="campaign 'c' is being run by another driver"),
-            campaign_lock(tmp_path / "two", "c", remote=remote),
+            campaign_lock(two, "c"),
         ):
             pass
         lease.check()
-        holder = read_holder(lease_of(tmp_path, "c", remote))
+        holder = read_holder(one, "c")
         assert holder is not None
         assert holder.token == lease.token
-        overtaken = lease_of(tmp_path, "c", remote)
-        overtaken.write(b"{}")  # type: ignore[union-attr]
+        one.files.write(lease_path("c"), b"{}")
         with pytest.raises(LeaseLostError, match="was taken over"):
             lease.check()
-    overtaken.unlink()
-    with campaign_lock(tmp_path / "two", "c", remote=remote):
+    one.files.remove(lease_path("c"))
+    with campaign_lock(two, "c"):
         pass
-    assert read_holder(lease_of(tmp_path, "c", remote)) is None
+    assert read_holder(one, "c") is None
 
 
 def test_one_of_two_simultaneous_drivers_continues(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rival writes its lease after both have seen that there is none."""
-    remote = Store.open(bucket).remote
-    assert remote is not None
-    rival = lease_of(tmp_path, "c", remote)
+    store = Store(tmp_path, Store.open(bucket).remote)
     sleep = time.sleep
 
     def then_the_rival(seconds: float) -> None:
         monkeypatch.setattr(time, "sleep", sleep)
-        held = read_holder(rival)
-        assert held is not None
-        lease = lease_module.Lease(rival, "c", after=None)
-        lease.write()
+        assert read_holder(store, "c") is not None
+        Lease(store, "c", after=None).write()
 
     monkeypatch.setattr(time, "sleep", then_the_rival)
     with (
         pytest.raises(InfrastructureError, match="is being run by another driver"),
-        campaign_lock(tmp_path, "c", remote=remote),
+        campaign_lock(store, "c"),
     ):
         pass
-    assert read_holder(rival) is not None, "the rival's lease stays"
+    assert read_holder(store, "c") is not None, "the rival's lease stays"
 
 
 @pytest.fixture

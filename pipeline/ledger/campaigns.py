@@ -1,5 +1,8 @@
-"""The record of a campaign in the ledger: enough to show the campaign again if MLflow has
-lost it.
+"""Campaigns in the ledger: the record of each, enough to show it again if MLflow has lost it; and
+the history of a store, its campaigns and their outcomes, read without a lock.
+
+A campaign shows the outcomes that its record names. A killed campaign shows its own final outcomes,
+and cached outcomes of models whose outcomes are all final.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from freezer.codec import Json, JsonView, checked_row, decode, encode, frozen
-from freezer.errors import INFRASTRUCTURE
-from pipeline.ledger.ledger import Ledger
+from freezer.errors import INFRASTRUCTURE, UsageError
+from freezer.store import Store
+from pipeline.ledger.ledger import Ledger, keep_newest, ledger_folder
+from pipeline.ledger.segments import LedgerRow, read_rows
 from pipeline.records import FleetFacts, Outcome, Outcomes, iso
 
 
@@ -27,6 +32,11 @@ class Member(NamedTuple):
     model: str
     device_class: str
     cached: bool
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The model and the device class."""
+        return self.model, self.device_class
 
 
 @frozen
@@ -54,7 +64,7 @@ class CampaignRecord:
     finished: float | None = None
     exit_code: int | None = None
     interrupted: bool = False
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
     unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
     facts: FleetFacts = field(default_factory=dict)
@@ -94,10 +104,9 @@ class CampaignRecord:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         facts = {}
         for name, of_class in self.facts.items():
-            toolchain = dict(of_class.toolchain)
             facts[name] = {
                 "num_threads": of_class.num_threads,
-                "toolchain": toolchain,
+                "toolchain": dict(of_class.toolchain),
                 "is_best": of_class.is_best,
             }
         problems = [outcome.to_json() for outcome in self.problems]
@@ -130,15 +139,7 @@ def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
 
 def members_of(outcomes: Outcomes) -> tuple[Member, ...]:
     """Return the members for some outcomes."""
-    return tuple(
-        Member(
-            judge_key=o.judge_key,
-            model=o.model,
-            device_class=o.device_class,
-            cached=o.cached,
-        )
-        for o in outcomes
-    )
+    return tuple(Member(o.judge_key, o.model, o.device_class, o.cached) for o in outcomes)
 
 
 class Continued:
@@ -167,8 +168,8 @@ class Continued:
             ended = record.finished
             if ended is None or since is None or since >= ended:
                 record = None
-        self.started = started if record is None else record.started
         self.own_since = math.inf if record is None else record.started
+        self.started = min(started, self.own_since)
         self.facts: FleetFacts = {} if record is None else record.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
@@ -188,3 +189,141 @@ def _content(outcome: Outcome) -> str:
     """Return an outcome without its catalog fields, as a text: NaN figures are equal only there."""
     without = dict.fromkeys(("cached", "tags", "registered_name"))
     return json.dumps(outcome.to_json() | without, sort_keys=True)
+
+
+@frozen
+class Reached:
+    """An outcome, and the time it was reached, in seconds since the epoch."""
+
+    outcome: Outcome
+    time: float
+
+
+class History:
+    """A ledger read without a lock: the newest rows of every campaign.
+
+    Attributes:
+        folder: of the ledger; for a bucket, of this machine's copy.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.folder = ledger_folder(store)
+        self._keys: dict[str, set[str]] = {}  # judge_keys by model
+        self._records: dict[str, LedgerRow] = {}
+        self._passes: dict[str, LedgerRow] = {}  # of those that ended, the last
+        # By judge_key and model, then by campaign.
+        self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}
+        self._decoded: dict[LedgerRow, Outcome] = {}
+        for row in read_rows(self.folder, "campaign", "pass", "outcome"):
+            if row.kind != "outcome":
+                keep_newest(self._records if row.kind == "campaign" else self._passes, row.key, row)
+            else:
+                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
+                self._keys.setdefault(row.model, set()).add(row.key)
+
+    def campaigns(self) -> list[str]:
+        """Return the names of all campaigns, oldest first."""
+        return sorted(self._records, key=lambda name: self._records[name].time)
+
+    def recorded(self, campaign: str) -> float:
+        """When the record of a campaign was written, in seconds since the epoch; 0 without one."""
+        return self._records[campaign].time if campaign in self._records else 0.0
+
+    def record(self, campaign: str) -> CampaignRecord:
+        """Return the record of a campaign.
+
+        Raises:
+            UsageError: the ledger does not have the campaign.
+        """
+        row = self._records.get(campaign)
+        if row is None:
+            known = ", ".join(self.campaigns()) or "none"
+            raise UsageError(
+                f"the ledger {self.folder} has no campaign {campaign!r}; it has: {known}"
+            )
+        return CampaignRecord.from_json(row.data)
+
+    def last_pass(self, campaign: str) -> CampaignRecord:
+        """Return the record of the last pass of a campaign that ended, or of one that earlier
+        releases wrote.
+
+        Raises:
+            UsageError: the ledger does not have the campaign, or no pass of it has ended with
+                outcomes.
+        """
+        record = self.record(campaign)
+        if not record.is_pass and campaign in self._passes:
+            record = CampaignRecord.from_json(self._passes[campaign].data)
+        if not record.is_pass or not record.num_planned:
+            raise UsageError(
+                f"campaign {campaign!r} has not finished a pass over its catalog; run its command"
+                f" again until it ends, or name another campaign: {', '.join(self.campaigns())}"
+            )
+        return record
+
+    def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """Return the final outcomes of a campaign, in the order of the catalog."""
+        until = record.finished if record.finished is not None else float("inf")
+        rows = [self._row(campaign, member, until) for member in record.members]
+        pairs = list(zip(record.members, rows, strict=True))
+        unfinished = {member.model for member, row in pairs if row is None}
+        reached = []
+        for member, row in pairs:
+            is_hidden = member.cached and member.model in unfinished
+            if row is not None and not is_hidden:
+                reached.append(self._reached(row, cached=member.cached))
+        return reached
+
+    def outcomes(self, campaign: str, record: CampaignRecord) -> list[Outcome]:
+        """Return the outcomes of a pass of a campaign, in the order of the catalog; those of bad
+        entries come last.
+        """
+        reached = [item.outcome for item in self.members(campaign, record)]
+        return [*reached, *record.problems]
+
+    def of_model(self, model: str) -> list[Reached]:
+        """Return every outcome that the ledger has of a model, the oldest first."""
+        rows: list[LedgerRow] = []
+        for key in self._keys.get(model, ()):
+            rows += self._outcomes[key, model].values()
+        return [self._reached(row) for row in sorted(rows, key=lambda row: row.time)]
+
+    def models(self) -> list[str]:
+        """Return the names of all models with an outcome, sorted."""
+        return sorted(self._keys)
+
+    def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
+        """Return outcomes that only earlier starts of a campaign reached: the newest of each model
+        and class not in its record.
+        """
+        named = {member.place for member in record.members}
+        newest: dict[tuple[str, str], LedgerRow] = {}
+        for rows in self._outcomes.values():
+            row = rows.get(campaign)
+            if row is not None and (row.model, row.device_class) not in named:
+                keep_newest(newest, (row.model, row.device_class), row)
+        return [self._reached(row) for row in newest.values()]
+
+    def _row(
+        self,
+        campaign: str,
+        member: Member,
+        until: float,
+    ) -> LedgerRow | None:
+        """Return the campaign's own row of a member; for a cached member, the newest row at that
+        time.
+        """
+        rows = self._outcomes.get((member.judge_key, member.model), {})
+        if not member.cached:
+            return rows.get(campaign)
+        before = [row for row in rows.values() if row.time <= until]
+        if before:
+            return max(before, key=lambda row: row.time)
+        return min(rows.values(), key=lambda row: row.time, default=None)
+
+    def _reached(self, row: LedgerRow, *, cached: bool = False) -> Reached:
+        """The outcome of a row, cached or not as in its campaign. A page reads each twice."""
+        outcome = self._decoded.get(row)
+        if outcome is None:
+            outcome = self._decoded[row] = row.outcome
+        return Reached(outcome=replace(outcome, cached=cached), time=row.time)

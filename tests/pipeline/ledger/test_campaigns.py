@@ -47,7 +47,7 @@ def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, time
 from freezer.store.artifact_store import Store
-from pipeline.ledger.campaign_record import CampaignRecord
+from pipeline.ledger.campaigns import CampaignRecord
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
 
@@ -57,7 +57,7 @@ def end(ledger):
 
 def drive(step):
     replays = step in ("replayed", "replaying")
-    with campaign_lock(ledger_folder(store), "c") if replays else Ledger(store, "c") as held:
+    with campaign_lock(store, "c") if replays else Ledger(store, "c") as held:
         if step in ("passed", "telling"):
             end(held)
         if step in ("started", "telling", "replaying"):

@@ -1,21 +1,148 @@
-"""The retry policy: what happens after each kind of failure. These tables decide it, and nothing
-else.
+"""Failures: classify exceptions, and decide what is retried: the tables here do, nothing else.
 
 A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError:
 `capture`, `build`, ...), from a judge that finds the machine busy (`unstable`, or `noise` if noise
-is accepted), or from the cluster
-(Ray's exceptions, by name). docs/guides/operate.md shows the same table; a test compares the two.
+is accepted), or from the cluster (Ray's exceptions, by name). docs/guides/operate.md shows the
+table of retries; a test compares the two.
+
+May import: pipeline.records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from freezer.codec import frozen
-from freezer.errors import IntegrityError
-from pipeline.failures.classification import GPU_MEMORY, NODE_MEMORY, classify
+from freezer.errors import (
+    ColdpressError,
+    FreezeError,
+    InfrastructureError,
+    IntegrityError,
+    StoreError,
+    UsageError,
+)
+from freezer.freezing.diagnostics import NOT_WRITTEN
 from pipeline.records import Failure
+
+CODES = {
+    "timeout": "CP-TIMEOUT",
+    "memory": "CP-MEMORY",
+    "crash": "CP-CRASH",
+    "output": "CP-LOG-SIZE",
+    "processes": "CP-PROCESSES",
+    "disk": "CP-DISK",
+    "infrastructure": "CP-INFRASTRUCTURE",
+}
+"""Codes of failures that no exception class of freezer.errors represents."""
+
+NODE_MEMORY = "CP-MEMORY-NODE"
+"""The machine ran out of memory, below the limit of the item."""
+
+GPU_MEMORY = "CP-MEMORY-GPU"
+"""A GPU ran out of memory; limits of the machine's memory do not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Symptom:
+    """Signs of one cause: errno, class names, or text of torch, compilers and the kernel."""
+
+    kind: str
+    code: str
+    errnos: tuple[int, ...]
+    text: str
+    class_names: tuple[str, ...] = ()
+
+    def fits(self, error: BaseException) -> bool:
+        if isinstance(error, OSError) and error.errno in self.errnos:
+            return True
+        if any(base.__name__ in self.class_names for base in type(error).__mro__):
+            return True
+        words = [*map(os.strerror, self.errnos), self.text]
+        return re.search("|".join(words), _text(error)) is not None
+
+
+_SYMPTOMS = (
+    _Symptom("disk", CODES["disk"], (errno.ENOSPC, errno.EDQUOT, errno.EIO), NOT_WRITTEN),
+    _Symptom(
+        "memory",
+        GPU_MEMORY,
+        (),
+        r"CUDA out of memory|CUDA error: out of"
+        r" memory|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED",
+        ("OutOfMemoryError",),
+    ),
+    _Symptom(
+        "memory",
+        CODES["memory"],
+        (errno.ENOMEM,),
+        r"DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc|[Cc]annot allocate memory|"
+        r"out of memory allocating|virtual memory exhausted|Killed signal terminated program",
+        ("MemoryError",),
+    ),
+    _Symptom(
+        "infrastructure",
+        CODES["infrastructure"],
+        (errno.EAGAIN, errno.ENFILE),
+        r"can't start new thread|can't fork",
+    ),
+)
+"""Causes outside the model, the most specific first; the last: no process, thread or file left."""
+
+
+def coded_failure(kind: str, message: str) -> Failure:
+    """Return the failure of a kind that no exception represents."""
+    return Failure(kind=kind, code=CODES[kind], message=message)
+
+
+def classify(error: BaseException) -> Failure:
+    """Return the failure that an exception causes."""
+    message = _message(error)
+    for symptom in _SYMPTOMS:
+        if any(symptom.fits(one) for one in _chain(error)):
+            return Failure(kind=symptom.kind, code=symptom.code, message=message)
+    code = error.code if isinstance(error, ColdpressError) else ColdpressError.code
+    kind = "spec" if isinstance(error, UsageError) else "error"
+    if isinstance(error, FreezeError):
+        kind = error.kind
+    elif isinstance(error, InfrastructureError | StoreError):
+        kind = "infrastructure"
+    return Failure(kind=kind, code=code, message=message)
+
+
+def _message(error: BaseException) -> str:
+    """Return an exception as one sentence."""
+    if isinstance(error, ColdpressError):
+        return str(error)
+    lines = _text(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[-1]}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a user's exception whose __str__ raises
+        return ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its causes, and the members of groups. A chain may contain a cycle."""
+    seen = set()
+    further = [error]
+    while further:
+        error = further.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        further.append(error.__cause__ or error.__context__)
+        if isinstance(error, BaseExceptionGroup):
+            further.extend(error.exceptions)
+
 
 Kept = Literal["never", "limit", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; in order of how soon it retries."""
@@ -29,9 +156,7 @@ judged without it.
 """
 
 TIMEOUT_STARTS = 2
-"""Number of campaign starts in which the same time limit must be exceeded for the next ones to keep
-that.
-"""
+"""Campaign starts that exceed one time limit before the next ones keep that failure."""
 
 
 @frozen
@@ -76,11 +201,7 @@ POLICY: Mapping[str, Decision] = {
     "output": FINAL,
     "processes": FINAL,
     # The model, or the libraries below it: a person should look at it.
-    "crash": Decision(
-        attempts=2,
-        elsewhere=True,
-        kept="quarantine",
-    ),
+    "crash": Decision(attempts=2, elsewhere=True, kept="quarantine"),
     "memory": Decision(kept="memory"),
     # The model, most likely: another attempt would take as long again.
     "timeout": Decision(kept="limit"),
@@ -112,11 +233,7 @@ BY_CODE: Mapping[str, Decision] = {
     "CP-OBJDUMP": NEXT_TIME,
     "CP-ENVIRONMENT": NEXT_TIME,
     # The machine ran out of memory, below the limit of the entry.
-    NODE_MEMORY: Decision(
-        attempts=2,
-        more_memory=True,
-        kept="memory",
-    ),
+    NODE_MEMORY: Decision(attempts=2, more_memory=True, kept="memory"),
     GPU_MEMORY: TWICE_LATER,
 }
 """By code, where that is more specific than the kind."""
@@ -130,19 +247,13 @@ RAY: Mapping[str, str] = {
     "TaskUnschedulableError": "node",  # tasks are bound to their nodes
     "RayTaskError": "task",
 }
-"""Kinds of failure by the names of Ray's exceptions.
-
-A subclass has the kind of its base; any other is `infrastructure`.
-"""
+"""Kinds of failure by the names of Ray's exceptions and of their bases."""
 
 LIFT = "--lift-quarantine"
 
 
 def decide(kind: str, code: str | None = None) -> Decision:
-    """Return what happens after a failure.
-
-    One of an unknown kind is final, and the next campaign retries it.
-    """
+    """Return what happens after a failure; the next campaign retries one of an unknown kind."""
     return BY_CODE.get(code or "") or POLICY.get(kind, NEXT_TIME)
 
 
@@ -165,22 +276,19 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
     """
     if cause is not None and (kind := classify(cause).kind) in ("disk", "memory"):
         return "node-memory" if kind == "memory" else kind
-    return next(
-        (RAY[base.__name__] for base in type(error).__mro__ if base.__name__ in RAY),
-        "infrastructure",
-    )
+    bases = (base.__name__ for base in type(error).__mro__)
+    return next((RAY[name] for name in bases if name in RAY), "infrastructure")
 
 
-def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> int:
+def attempts_left(before: Sequence[str], kind: str, code: str | None) -> int:
     """Return how many attempts a task has left.
 
     Args:
         before: kinds of all its failures in this campaign, including the last one.
         kind, code: of the last one.
     """
-    return max(
-        0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before))
-    )
+    left = decide(kind, code).attempts - before.count(kind)
+    return max(0, min(left, MOST_ATTEMPTS - len(before)))
 
 
 def is_kept(
@@ -221,9 +329,7 @@ def is_kept(
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
-    """Return what to add to the message of a final failure: the number of attempts, and what the
-    next campaign does.
-    """
+    """Return what to add to a final message: attempts, and what the next campaign does."""
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     kept = decide(kind, code).kept
     if kept in ("limit", "quarantine"):
