@@ -19,8 +19,8 @@ from torch import Tensor
 
 from freezer.errors import UsageError
 from freezer.hardware import CudaHere, DeviceClass, Machine, detect, this_host
-from freezer.runtime.contract import unflatten
 from freezer.runtime.tensors import flatten
+from freezer.spec import unflatten
 
 CPU = torch.device("cpu")
 

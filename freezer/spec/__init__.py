@@ -45,6 +45,7 @@ from freezer.spec.items import (
     TensorSpec,
     put_together,
     take_apart,
+    unflatten,
 )
 from freezer.spec.limits import (
     CLOCKS,
@@ -136,5 +137,6 @@ __all__ = [
     "take_apart",
     "text_of",
     "timing_of",
+    "unflatten",
     "unreadable",
 ]
