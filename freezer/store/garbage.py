@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from freezer.codec import read_json
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import RemoteError
-from freezer.store.artifact_store import WORK, Store
+from freezer.store.artifact_store import Store
 from freezer.store.copying import closure
 from freezer.store.forms import referrers_tag
+from freezer.store.local_files import WORK
 from freezer.store.oci_layout import MANIFESTS, Descriptor
 from freezer.store.publication import NOTES, read_notes, write_notes
 from freezer.store.versions import LATEST, NUMBER, Version, pinned, signature_tag, version_of
