@@ -70,8 +70,9 @@ def test_the_requested_class_serves(published: Store) -> None:
     with pytest.raises(IncompatibleError, match="cuda-sm75: class_mismatch: got only") as caught:
         freezer.load("mlp", store=str(published.root), device_class="cuda-sm75")
     assert [refusal.reason for refusal in caught.value.ladder] == ["class_mismatch"]
-    with pytest.raises(UsageError, match="unknown device class 'none'"):
-        freezer.load("mlp", store=str(published.root), device_class="none")
+    for wrong in ({"device_class": "none"}, {"threads": 0}):
+        with pytest.raises(UsageError):
+            freezer.load("mlp", store=str(published.root), **wrong)
 
 
 def payload_blob(store: Store, device_class: str = HERE) -> Path:

@@ -35,7 +35,6 @@ from tests.support.models import seeded
 from tests.support.models_state import InPlace
 from tests.support.steps import (
     BATCH,
-    HERE,
     artifact_of,
     copy_of,
     flip_a_byte,
@@ -236,16 +235,6 @@ def test_what_others_changed_is_refused(
     assert refusal.reason == "unsigned"
     reasons = [refusal.reason for refusal in ladder("mixed", store=store.uri)]
     assert reasons == ["canary", "runtime_missing"]
-
-
-@pytest.mark.usefixtures("no_torch")
-def test_a_signed_artifact_serves(engines: dict[str, Artifact], tmp_path: Path) -> None:
-    private, public = make_pair(tmp_path, "own")
-    store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mixed", source_key="key", artifacts=[engines["onnxruntime"]])
-    store.sign(store.version("mixed"), HERE, private)
-    model = freezer.load("mixed", store=store.uri, trusted_keys=[public])
-    assert model(np.ones((1, 3, 8, 8), np.float32), np.ones((1, 1), np.float32))["count"] == 192
 
 
 def test_captured_payloads_are_left_out(engines: dict[str, Artifact], tmp_path: Path) -> None:
