@@ -198,61 +198,70 @@ def run_judged(
     artifacts: Mapping[str, Artifact],
     *,
     models: Models = MODELS,
-    problems: tuple[Outcome, ...] = (),
     after: Callable[[int], None] = lambda _: None,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    apart: bool = False,
-    display: Display | None = None,
+    **options: Any,
 ) -> CampaignReport:
     """Run a campaign to its end.
 
-    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count.
+    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count;
+    `options` as for `run_with`."""
+    entries = [
+        entry(name, store.root.parent, tags=tags, registered_name=registered_name, limits=limits)
+        for name in models
+    ]
+
+    def made_by_judge(item: Item) -> Outcome:
+        verdict = models[item.entry.name][item.device_class]
+        artifact = artifacts[item.device_class] if verdict == "published" else None
+        return judged(item, verdict, store, artifact)
+
+    def executor(plan: Plan, _: Ledger, __: FileDigests) -> Executor:
+        return cast(Executor, Judged(plan, made_by_judge, after))
+
+    return run_with(executor, store, uri, campaign, entries, **options)
+
+
+def run_with(
+    executor: Callable[[Plan, Ledger, FileDigests], Executor],
+    store: Store,
+    uri: str,
+    campaign: str,
+    entries: Sequence[Entry],
+    *,
+    problems: tuple[Outcome, ...] = (),
+    apart: bool = False,
+    display: Display | None = None,
+) -> CampaignReport:
+    """Run a campaign to its end with an executor of its plan.
+
     MLflow is written by this process, or with `apart`, as in any campaign, by another."""
-    with Ledger(store, campaign) as ledger:
+    with Ledger(store, campaign) as ledger, ExitStack() as held:
         digests = FileDigests(store.root / "digests.json")
-        folder = store.root.parent
-        entries = [
-            entry(name, folder, tags=tags, registered_name=registered_name, limits=limits)
-            for name in models
-        ]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests)
-        config = Config(
-            catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
+        tracker: Tracker | TrackerProcess
+        if apart:
+            tracker = held.enter_context(
+                TrackerProcess(uri, campaign, str(store.root), mode="copy")
+            )
+        else:
+            tracker = Tracker(uri, campaign, store, mode="copy")
+        running = Campaign(
+            config=Config(
+                catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
+            ),
+            plan=plan,
+            executor=executor(plan, ledger, digests),
+            store=store,
+            ledger=ledger,
+            tracker=tracker,
+            display=display or LineDisplay(Console(file=io.StringIO())),
         )
-        display = display or LineDisplay(Console(file=io.StringIO()))
-
-        def made_by_judge(item: Item) -> Outcome:
-            verdict = models[item.entry.name][item.device_class]
-            return judged(
-                item,
-                verdict,
-                store,
-                artifacts[item.device_class] if verdict == "published" else None,
-            )
-
-        executor = Judged(plan, made_by_judge, after)
-        with ExitStack() as held:
-            tracker: Tracker | TrackerProcess
-            if apart:
-                tracker = held.enter_context(
-                    TrackerProcess(uri, campaign, str(store.root), mode="copy")
-                )
-            else:
-                tracker = Tracker(uri, campaign, store, mode="copy")
-            running = Campaign(
-                config=config,
-                plan=plan,
-                executor=cast(Executor, executor),
-                store=store,
-                ledger=ledger,
-                tracker=tracker,
-                display=display,
-            )
-            return running.run(problems, continued, started)
+        return running.run(problems, continued, started)
 
 
 def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +48,7 @@ from freezer.spec import (
     SamplingPolicy,
     TensorSpec,
 )
+from tests.support.commands import finished
 
 QUICK = SamplingPolicy(
     time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
@@ -131,6 +131,21 @@ def judgement_of(
 ) -> Judgement:
     target = target_of(subject, candidates[0].recipe, torch.get_num_threads())
     return judge(session_of(subject, target, limits=limits, **kwargs), candidates)
+
+
+def judgement_in_place(
+    model: nn.Module,
+    served: nn.Module,
+    inputs: Mapping[str, Any],
+    folder: Path,
+    recipe: str = "torchscript-frozen",
+    dims: Mapping[str, Mapping[int, Dim]] | None = None,
+    **options: Any,
+) -> Judgement:
+    """Judge what was built from another model as a candidate of a model."""
+    subject = subject_of(model, inputs, dims)
+    other = candidate_of(subject_of(served, inputs, dims), recipe, folder / "served")
+    return judgement_of(subject, [replace(other, weights=subject.weights)], **options)
 
 
 def session_of(subject: Subject, target: Target, **kwargs: Any) -> Session:
@@ -280,9 +295,6 @@ def python(
     code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120
 ) -> str:
     """Run code in a new interpreter and return its output; the test fails if it fails."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s
-    )
+    done = finished(sys.executable, "-c", code, *args, env=env, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,6 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from typer.testing import CliRunner
 
 import freezer
 from freezer.artifact import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
@@ -26,6 +24,7 @@ from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError, install_command
 from freezer.store import Store
 from tests.conftest import Frozen
+from tests.support.commands import invoked, output
 from tests.support.keys import make_pair, private_pem
 from tests.support.models import mlp
 from tests.support.steps import HERE, blob_of, copy_of, random_inputs
@@ -269,15 +268,15 @@ def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
 def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = map(str, pair)
     where = str(store.root)
-    refused = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
+    refused = invoked(app, "verify", "mlp", "--store", where, "--key", public)
     assert isinstance(refused.exception, IntegrityError)
     assert "unsigned: got no signature" in str(refused.exception)
-    signed = CliRunner().invoke(app, ["sign", "mlp", "--store", where, "--key", private])
+    signed = invoked(app, "sign", "mlp", "--store", where, "--key", private)
     assert signed.exit_code == 0, signed.output
     assert f"mlp:1 for {HERE}: signed" in signed.output
-    again = CliRunner().invoke(app, ["sign", "mlp:1", "--store", where, "--key", private])
+    again = invoked(app, "sign", "mlp:1", "--store", where, "--key", private)
     assert f"mlp:1 for {HERE}: signed by this key before\n" in again.output
-    verified = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
+    verified = invoked(app, "verify", "mlp", "--store", where, "--key", public)
     assert verified.exit_code == 0, verified.output
 
 
@@ -288,7 +287,5 @@ def test_load_without_keys_needs_no_cryptography(store: Store) -> None:
         "try: freezer.load('mlp', store='.', trusted_keys=['x'])\n"
         "except freezer.UsageError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=store.root
-    )
-    assert install_command("cryptography") in done.stdout
+    printed = output(sys.executable, "-c", script, cwd=store.root)
+    assert install_command("cryptography") in printed

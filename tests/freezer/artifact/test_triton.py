@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from freezer.runtime.tensor_files import load_tensors
 from freezer.spec import Dim
 from freezer.store import Store
 from tests.conftest import Frozen
+from tests.support.commands import output
 from tests.support.raylets import ROOT
 from tests.support.steps import BATCH, HERE, artifact_of, copy_of, quickly, random_inputs
 
@@ -235,10 +235,7 @@ def test_configurations_are_of_tritons_schema(
     for batch in (False, True) if recipe == "onnxruntime" else (False,):
         config = write_triton(artifact, tmp_path / str(batch), batch=batch)
         script = ROOT / "tests" / "support" / "triton_config.py"
-        command = [CLIENT_PYTHON, str(script), str(config)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stderr
-        parsed = json.loads(done.stdout)
+        parsed = json.loads(output(CLIENT_PYTHON, script, config))
         assert parsed["name"] == "weighted"
         for side in ("input", "output"):
             found = [

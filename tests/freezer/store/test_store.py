@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from freezer.errors import IntegrityError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
 from freezer.store.oci_layout import DEVICE_CLASS, OciImage
+from tests.support.commands import finished
 from tests.support.steps import blob_of, flip_a_byte, rewritten, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -308,9 +308,7 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
     name = (
         newer.manifest.payloads[0].digest.removeprefix("sha256:") if moment == "payload" else moment
     )
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(empty.root), str(newer.folder), name], check=False
-    )
+    done = finished(sys.executable, "-c", KILLED, empty.root, newer.folder, name)
     assert done.returncode == -signal.SIGKILL
     assert empty.versions("tiny") == [1]
     assert empty.version("tiny:1") == before

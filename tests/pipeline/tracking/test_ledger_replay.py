@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from freezer.artifact import Artifact, GateRecord
 from freezer.spec import Limits
@@ -18,7 +18,7 @@ from freezer.store import Store
 from jobs.results import replay_app as app
 from pipeline.ledger import campaign_lock, ledger_folder
 from tests.support.campaigns import MODELS, run_judged
-from tests.support.commands import finished
+from tests.support.commands import finished, invoked
 from tests.support.past_outcomes import BAD, DOWN
 from tests.support.raylets import ROOT
 from tests.support.shown import empty_database, shown, without_ids
@@ -26,7 +26,7 @@ from tests.support.steps import HERE, blob_of
 
 
 def replayed(store: Store, uri: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--store", str(store.root), "--tracking-uri", uri])
+    return invoked(app, *arguments, "--store", store.root, "--tracking-uri", uri)
 
 
 def parent_of(uri: str, campaign: str) -> Any:
@@ -217,7 +217,7 @@ def test_unreachable_mlflow_or_store_exits_with_3(
     assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, (
         "the second campaign is not tried"
     )
-    gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
+    gone = invoked(app, "one", "--store", tmp_path / "nowhere")
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
 
 
