@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from freezer.artifact import Artifact, Payload
+from freezer.artifact import Artifact
 from freezer.errors import ContractError, IncompatibleError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
-from freezer.runtime.contract import OpenPayload
-from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from tests.conftest import Frozen
-from tests.support.steps import copy_of
+from tests.support.steps import copy_of, frozen_function, plain_payload
 
 pd = pytest.importorskip("pandas")  # comes with mlflow
 
@@ -36,26 +33,9 @@ def model_of(forward: Callable[..., Any], *inputs: TensorSpec | ConstantSpec) ->
     example = {
         i.name: torch.zeros(i.at({"batch": 2}), dtype=getattr(torch, i.dtype)) for i in spec.tensors
     }
-    structure, leaves = flatten(forward(**example, **spec.constants))
-    payload = Payload(
-        path="payloads/all.pt",
-        digest="",
-        size_bytes=0,
-        kind="torchscript",
-        num_threads=None,
-        dims=(BATCH,),
-        convention="native",
-    )
-    opened = [OpenPayload(payload=payload, run=forward)]
-    return PyfuncModel(
-        FrozenModel(
-            spec=spec,
-            outputs=output_specs(structure, leaves),
-            structure=structure,
-            payloads=opened,
-            options=CallOptions(as_numpy=True),
-        )
-    )
+    payload = plain_payload("torchscript", dims=(BATCH,), convention="native")
+    result = forward(**example, **spec.constants)
+    return PyfuncModel(frozen_function(forward, spec, result, payload, as_numpy=True))
 
 
 @pytest.fixture

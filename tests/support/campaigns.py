@@ -20,7 +20,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency, write_artifact
-from freezer.freezing.sources import parse_source
+from freezer.freezing.sources import Source, parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
 from pipeline.campaign import Campaign
@@ -102,12 +102,18 @@ def entry(
 GOOD_FOLDER = ROOT / "tests" / "pipeline" / "models"
 
 
+def good_source(function: str = "campaign_models:good", **args: object) -> Source:
+    """A function of GOOD_FOLDER as the source of a model."""
+    path = (str(GOOD_FOLDER),)
+    return parse_source(f"python:{function}", folder=GOOD_FOLDER, search_path=path, args=args)
+
+
 def good_entry() -> Entry:
     """The entry of a model that workers can load."""
-    path = (str(GOOD_FOLDER),)
+    source = good_source()
     return Entry(
         name="good",
-        source=parse_source("python:campaign_models:good", folder=GOOD_FOLDER, search_path=path),
+        source=source,
         spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
         samples=None,
         task_metric=None,
@@ -115,7 +121,7 @@ def good_entry() -> Entry:
         device_classes=(HERE,),
         recipes=("torchscript-frozen",),
         files=(),
-        search_path=path,
+        search_path=source.search_path,
     )
 
 

@@ -25,6 +25,7 @@ from freezer.artifact import (
     Manifest,
     Needs,
     Payload,
+    PayloadKind,
     RecipeRecord,
     file_ref,
 )
@@ -37,8 +38,10 @@ from freezer.freezing.models import Dims, Subject, SubjectOptions, example_spec,
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import Target, class_here, target_here
 from freezer.hardware import auto_classes, detect
+from freezer.runtime.contract import OpenPayload
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.tensor_files import load_tensors, save_tensors
-from freezer.runtime.tensors import dtypes_of, program_tensors
+from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
 from freezer.spec import (
     Dim,
     InputSpec,
@@ -170,6 +173,34 @@ def rules(**changes: Any) -> Session:
     return replace(plain, **changes)
 
 
+def plain_payload(
+    kind: PayloadKind = "exported", num_threads: int | None = None, **changes: Any
+) -> Payload:
+    """A payload without a file."""
+    plain = Payload(
+        path="payloads/all.pt2",
+        digest=f"sha256:{'0' * 64}",
+        size_bytes=1,
+        kind=kind,
+        num_threads=num_threads,
+    )
+    return replace(plain, **changes)
+
+
+def frozen_function(
+    run: Callable[..., Any], spec: InputSpec, result: Any, *payloads: Payload, **options: Any
+) -> FrozenModel:
+    """A frozen model whose payloads are one Python function, which gives such a result."""
+    structure, leaves = flatten(result)
+    return FrozenModel(
+        spec=spec,
+        outputs=output_specs(structure, leaves),
+        structure=structure,
+        payloads=[OpenPayload(payload=payload, run=run) for payload in payloads],
+        options=CallOptions(**options),
+    )
+
+
 def plain_candidate(*payloads: Payload, **changes: Any) -> Candidate:
     """A candidate without files."""
     plain = Candidate(
@@ -236,14 +267,7 @@ def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: A
     path = folder / "payloads" / "all.pt2"
     path.write_bytes(content)
     (folder / GOLDEN_INPUTS).write_bytes(b"golden")
-    payload = Payload(
-        path="payloads/all.pt2",
-        digest=digest_file(path),
-        size_bytes=len(content),
-        kind="exported",
-        num_threads=None,
-        dims=(BATCH,),
-    )
+    payload = plain_payload(digest=digest_file(path), size_bytes=len(content), dims=(BATCH,))
     files = (file_ref(folder, GOLDEN_INPUTS, MEDIA_SAFETENSORS),)
     return rewritten(Artifact(folder=folder, manifest=manifest_of(payload, files=files)), **changes)
 

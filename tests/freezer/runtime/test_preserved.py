@@ -12,20 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import Payload
 from freezer.errors import ContractError, NotPreservedError
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.models import example_spec
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
-from freezer.runtime.contract import OpenPayload
-from freezer.runtime.frozen_model import CallOptions, FrozenModel
+from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.loaders import open_torchscript, torchscript_deprecations_silenced
-from freezer.runtime.tensors import flatten, output_specs
 from tests.support.models import seeded
 from tests.support.models_state import Constant, Number, Versioned
-from tests.support.steps import random_inputs
+from tests.support.steps import frozen_function, plain_payload, random_inputs
 
 X = random_inputs(2, 3, 8, 8)
 KINDS = ("torchscript-optimized", "portable")
@@ -68,24 +65,10 @@ def served(
     settings, path = RECIPES[recipe].settings, folder / "all.pt"
     lowered(model, preserve, settings, path)
     spec, _ = example_spec({"x": x}, {})
-    structure, leaves = flatten(copy.deepcopy(model)(x).detach())
-    payload = Payload(
-        path="all.pt",
-        digest="",
-        size_bytes=0,
-        kind="torchscript",
-        num_threads=num_threads,
-        convention="native",
-    )
-    opened = [OpenPayload(payload=payload, run=open_torchscript(path, settings))]
-    outputs = output_specs(structure, leaves)
-    return FrozenModel(
-        spec=spec,
-        outputs=outputs,
-        structure=structure,
-        payloads=opened,
-        options=CallOptions(preserve=tuple(preserve)),
-    )
+    result = copy.deepcopy(model)(x).detach()
+    payload = plain_payload("torchscript", num_threads, convention="native")
+    run = open_torchscript(path, settings)
+    return frozen_function(run, spec, result, payload, preserve=tuple(preserve))
 
 
 @pytest.fixture(scope="module", params=KINDS)
