@@ -206,6 +206,16 @@ def store(published: Store, tmp_path: Path) -> Store:
 
 
 @pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an empty database, mlflow.db: making one takes MLflow seconds."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("template")
+    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    return folder
+
+
+@pytest.fixture(scope="session")
 def s3_address() -> Iterator[str]:
     """The address of an S3 server."""
     with s3_server() as address:
