@@ -150,22 +150,6 @@ def test_the_service_answers_on_arm(fleet: Fleet, answers: Mapping[str, Any]) ->
         assert service.wait(60) == 0, log.read_text()
 
 
-def test_a_killed_arm_node_loses_nothing(fleet: Fleet, outcomes: Outcomes) -> None:
-    """The only node of its class dies in a build and in a judge, and joins again."""
-    driver = fleet.campaign("slow", f"--device-class={V1}")
-    for step in ("build", "judge"):
-        driver.wait_for(f"{step} slow {V1}")
-        fleet.workers[V1].kill()
-        fleet.start(V1)
-    assert driver.end(1200) == 0, driver.output
-    assert set(driver.built.values()) == {1}, "a finished build is used"
-    found = fleet.outcomes("slow").items()
-    assert {device_class: item["verdict"] for (_, device_class), item in found} == {
-        V1: "published",
-        PORTABLE: "published",
-    }
-
-
 def test_a_job_freezes_on_arm_workers(fleet: Fleet, outcomes: Outcomes) -> None:
     options = ("--device-class", LEAST, "--json", str(fleet.folder / "job.json"))
     done = fleet.head.submit(fleet.folder, "slow.yaml", *options)
