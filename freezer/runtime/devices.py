@@ -184,10 +184,7 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     Args:
         device: include only this GPU; None for all.
     """
-    gpus: list[tuple[str, int]] = []
-    for gpu, capability in visible():
-        if device in (None, gpu):
-            gpus.append((str(gpu), capability))
+    gpus = [(str(gpu), capability) for gpu, capability in visible() if device in (None, gpu)]
     return CudaHere(
         devices=tuple(gpus),
         runtime=torch.version.cuda,

@@ -97,8 +97,7 @@ def verify(
     if options.as_numpy and (speed or samples):
         raise without_torch("a check of speed or accuracy")
     with ExitStack() as stack:
-        published = resolve_reference(reference, store)
-        images = images_of(reference, published, stack)
+        images = images_of(reference, resolve_reference(reference, store), stack)
         classes = [image.device_class for image in images]
         selection = select_image(images, process_here(options, classes))
         image = _chosen(reference, selection)

@@ -212,8 +212,7 @@ class Store:
         rank: int = 0,
     ) -> bytes:
         """The manifest.json of one artifact, byte for byte; see `manifest`."""
-        image = version.image(device_class, rank)
-        return self.layout(version.model).artifact_manifest(image)
+        return self.layout(version.model).artifact_manifest(version.image(device_class, rank))
 
     def file(
         self,

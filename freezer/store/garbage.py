@@ -209,11 +209,11 @@ class _Model:
         sizes = self._store.files.sizes(f"{self._model}/blobs/sha256")
         needed = self._needed() if sizes else set()
         marks = marks_in(self._store, self._marks) if sizes else {}
-        blobs = []
-        for name, size in sorted(sizes.items()):
-            if f"sha256:{name}" not in needed:
-                blobs.append(self._cleaning.found("blobs", name, size, marks.get(name)))
-        return blobs
+        return [
+            self._cleaning.found("blobs", name, size, marks.get(name))
+            for name, size in sorted(sizes.items())
+            if f"sha256:{name}" not in needed
+        ]
 
     def _delete_manifests(self) -> None:
         """Delete the manifests of ending tags from a registry, indexes before what they name.

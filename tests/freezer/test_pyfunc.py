@@ -86,8 +86,7 @@ def test_arrays_and_tensors_are_accepted(doubled: PyfuncModel, wrap: Callable[[A
     ],
 )
 def test_lossless_dtypes_are_converted(given: str, expected: str) -> None:
-    model = model_of(lambda x: x, tensor("x", expected))
-    answer = model.predict(np.array([0, 1], given))
+    answer = model_of(lambda x: x, tensor("x", expected)).predict(np.array([0, 1], given))
     assert answer.dtype == np.dtype(expected)
     np.testing.assert_array_equal(answer, [0, 1])
 

@@ -129,9 +129,8 @@ def test_watch_repeats_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
         passes.append(len(passes))
         if len(passes) == 1:
             raise CatalogError("no models", code="CP-CATALOG-EMPTY")
-        ended = len(passes) == 3
         return CampaignReport(
-            campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=ended
+            campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=len(passes) == 3
         )
 
     monkeypatch.setattr(import_module("pipeline.run"), "run", run)
@@ -173,8 +172,7 @@ def test_variables_of_other_tools_are_defaults(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(import_module("pipeline.run"), "run", run)
     monkeypatch.setattr("pipeline.cluster.in_child", lambda drive: drive())
     assert invoked(jobs.optimize.app, "c.yaml").exit_code == 0
-    entry = pipeline.Entry(name="a", source="python:m:f")
-    configs.append(pipeline.Config(catalog=[entry]))
+    configs.append(pipeline.Config(catalog=[pipeline.Entry(name="a", source="python:m:f")]))
     for config in configs:
         assert config.tracking_uri == "http://mlflow:5000"
         assert "head:6379" in config.places

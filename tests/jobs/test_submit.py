@@ -153,8 +153,7 @@ def test_a_dry_run_lists_files_and_submits_nothing(
     ],
 )
 def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: int) -> None:
-    job = Job(id="j", status=status, message="", exit_code=code)
-    assert job.verdict == verdict
+    assert Job(id="j", status=status, message="", exit_code=code).verdict == verdict
 
 
 # Status

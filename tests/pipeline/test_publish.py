@@ -67,8 +67,7 @@ class Site:
     @property
     def images(self) -> dict[str, str]:
         """Digests of the images that `latest` has, by class."""
-        images = self.store.version("mlp").images
-        return {name: image.digest for name, image in images.items()}
+        return {name: image.digest for name, image in self.store.version("mlp").images.items()}
 
     def has_judged(self, item: Item) -> bool:
         """Whether the folder of a judged artifact is left."""
@@ -78,8 +77,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen) -> Site:
     model = replace(entry("mlp", tmp_path), device_classes=("auto",))
-    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
-    return Site(model, store, ledger, artifacts)
+    return Site(model, store, ledger, {HERE: scripted.artifact, "portable": portable.artifact})
 
 
 def test_version_is_published_after_the_last_class(site: Site) -> None:
@@ -199,8 +197,7 @@ def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
     again = site.plan(limits=REGATED)
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert again.items[0].finished == replace(kept, cached=True)
-    entries = [again.items[0].entry]
-    allowed = plan_of(entries, site.store, site.ledger, allow_regression=True)
+    allowed = plan_of([again.items[0].entry], site.store, site.ledger, allow_regression=True)
     assert [item.finished is None for item in allowed.items] == [True, False]
     assert allowed.items[0].judge == here.judge
     assert "--allow-regression" in allowed.items[0].why
@@ -213,8 +210,7 @@ def test_equal_models_have_separate_artifacts(site: Site, tmp_path: Path) -> Non
     models = [replace(site.model, name=name) for name in ("mlp", "twin")]
     twins = plan_of(models, site.store, site.ledger, classes=("portable",))
     assert len({item.judge.digest for item in twins.items}) == 1
-    final = site.publish(twins, "published", "published")
-    assert [outcome.version for outcome in final] == [1, 1]
+    assert [outcome.version for outcome in site.publish(twins, "published", "published")] == [1, 1]
     for name in ("mlp", "twin"):
         pulled = site.store.pull(site.store.version(name), "portable", tmp_path / name)
         assert pulled.manifest.model == name

@@ -37,9 +37,10 @@ class Architecture:
     def graph(self) -> GraphModule:
         """A new copy."""
         model = self.model()
-        shapes = {}
-        for name in self.inputs:
-            shapes[name] = dict.fromkeys(self.dims.get(name, {}), torch.export.Dim.AUTO)
+        shapes = {
+            name: dict.fromkeys(self.dims.get(name, {}), torch.export.Dim.AUTO)
+            for name in self.inputs
+        }
         exported = torch.export.export(model, (), dict(self.inputs), dynamic_shapes=shapes)
         graph = exported.module(check_guards=False)
         assert isinstance(graph, GraphModule)

@@ -211,8 +211,7 @@ def _in_code(fault: Fault) -> Iterator[None]:
     from torch._inductor import lowering
 
     right, wrong = _WRONG_CODE[fault.node]
-    changed = {right: lowering.lowerings[wrong]}
-    with mock.patch.dict(lowering.lowerings, changed):
+    with mock.patch.dict(lowering.lowerings, {right: lowering.lowerings[wrong]}):
         yield
 
 

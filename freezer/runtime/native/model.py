@@ -58,8 +58,7 @@ class ArrayModel(OpenModel):
         if self._process_id != os.getpid():
             self._refuse_after_fork()
         arrays, point = self._binding.leaves(args, kwargs, checked_array)
-        opened = self._choose(point)
-        outputs: list[Array] = opened.run(arrays)
+        outputs: list[Array] = self._choose(point).run(arrays)
         return outputs
 
 

@@ -220,8 +220,7 @@ def test_both_images_of_a_class_are_signed(
 
 def test_sign_rejects_a_damaged_artifact(store: Store, pair: tuple[Path, Path]) -> None:
     version = store.version("mlp")
-    payload = store.manifest(version, HERE).payloads[0]
-    path = blob_of(store.root / "mlp", payload.digest)
+    path = blob_of(store.root / "mlp", store.manifest(version, HERE).payloads[0].digest)
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(IntegrityError):
@@ -284,5 +283,4 @@ def test_load_without_keys_needs_no_cryptography(store: Store) -> None:
         "try: freezer.load('mlp', store='.', trusted_keys=['x'])\n"
         "except freezer.UsageError as error: print(error)\n"
     )
-    printed = output(sys.executable, "-c", script, cwd=store.root)
-    assert install_command("cryptography") in printed
+    assert install_command("cryptography") in output(sys.executable, "-c", script, cwd=store.root)

@@ -81,9 +81,8 @@ def golden(artifact: Artifact, index: int = 0) -> tuple[dict[str, Tensor], dict[
 def check_answers(artifact: Artifact, config: Path, answers: list[Any]) -> None:
     """Compare the outputs in the order of config.pbtxt with the golden ones, and the dims."""
     _, outputs = golden(artifact)
-    found = ports(config, "output")
     for spec, answer, (_, kind, dims) in zip(
-        artifact.manifest.outputs, answers, found, strict=True
+        artifact.manifest.outputs, answers, ports(config, "output"), strict=True
     ):
         array = np.asarray(answer)
         np.testing.assert_allclose(array, outputs[spec.name].numpy(), rtol=1e-4, atol=1e-5)
@@ -159,9 +158,8 @@ def test_inductor_packages_open_with_torchs_own_loader(
     monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, recipe.name: recipe})
     inputs = {"ids": torch.randint(1, 9, (2, 3)), "values": random_inputs(2, 4)}
     dims = {"ids": {0: BATCH, 1: SEQ}, "values": {0: BATCH}}
-    out = tmp_path / "frozen"
     artifact = artifact_of(
-        quickly(Weighted(), inputs, out, recipe.name, dims=dims, name="weighted")
+        quickly(Weighted(), inputs, tmp_path / "frozen", recipe.name, dims=dims, name="weighted")
     )
     config = write_triton(artifact, tmp_path / "repository")
     file = config.parent / "1" / "model.pt2"
@@ -180,8 +178,7 @@ def test_batches_are_along_a_first_dim_of_all(
     made: Callable[[str], Artifact], tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
-    artifact = made("onnxruntime")
-    config = write_triton(artifact, tmp_path, batch=True)
+    config = write_triton(made("onnxruntime"), tmp_path, batch=True)
     assert [dims for _, _, dims in ports(config, "input")] == [[-1], [4]]
     assert [dims for _, _, dims in ports(config, "output")] == [[3], [1]]
     text = config.read_text()

@@ -76,8 +76,7 @@ def test_payloads_for_the_exact_thread_count_serve(several: Several, count: int)
 
 @pytest.mark.slow
 def test_canary_runs_the_serving_payloads(several: Several, tmp_path: Path) -> None:
-    one = freezer.load(several.artifact.folder, threads=1)
-    run_canary(several.artifact, one)
+    run_canary(several.artifact, freezer.load(several.artifact.folder, threads=1))
     broken = copy_of(several.artifact, tmp_path / "broken")
     (broken.folder / PATHS[4]).write_bytes(b"not a package")
     assert freezer.load(broken.folder, threads=2).payload_for({"batch": 3}).path == PATHS[1], (

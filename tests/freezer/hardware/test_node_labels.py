@@ -63,8 +63,7 @@ def test_vector_lengths_have_labels_of_our_own() -> None:
 
 @pytest.mark.parametrize("name", DEVICE_CLASSES)
 def test_affinity_is_of_kubernetes_schema(name: str) -> None:
-    done = invoked(app, "classes", "--affinity", name)
-    affinity = json.loads(done.output)
+    affinity = json.loads(invoked(app, "classes", "--affinity", name).output)
     assert list(affinity) == ["nodeAffinity"]
     pod = {
         "apiVersion": "v1",

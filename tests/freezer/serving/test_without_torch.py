@@ -163,8 +163,7 @@ def test_commands_need_no_torch(engines: dict[str, Artifact], tmp_path: Path) ->
         python(BLOCK + COMMAND, *words)
     save_file(given(2), tmp_path / "in.safetensors")
     files = ["--input", tmp_path / "in.safetensors", "--output", tmp_path / "out.safetensors"]
-    printed = python(BLOCK + COMMAND, "run", folder, *files)
-    assert "brief: bfloat16 [2, 4]" in printed
+    assert "brief: bfloat16 [2, 4]" in python(BLOCK + COMMAND, "run", folder, *files)
     answers, expected = load_file(tmp_path / "out.safetensors"), freezer.load(folder)(**given(2))
     for name, tensor in expected.items():
         torch.testing.assert_close(answers[name], tensor)
@@ -173,8 +172,7 @@ def test_commands_need_no_torch(engines: dict[str, Artifact], tmp_path: Path) ->
 def test_pyfunc_and_service_need_no_torch(engines: dict[str, Artifact], tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     store.publish("mixed", source_key="key", artifacts=[engines["onnxruntime"]])
-    printed = python(BLOCK + SERVE, engines["onnxruntime"].folder, store.uri)
-    assert printed == "200 True\n"
+    assert python(BLOCK + SERVE, engines["onnxruntime"].folder, store.uri) == "200 True\n"
 
 
 @pytest.mark.parametrize("words", [["freeze", "x.py:model", "--out", "x"], ["explain", "x"]])
@@ -243,8 +241,7 @@ def test_captured_payloads_are_left_out(engines: dict[str, Artifact], tmp_path: 
     (payload, *_) = made.manifest.payloads
     captured = replace(payload, path="payloads/captured.pt2", kind="exported")
     both = copy_of(made, tmp_path / "both", payloads=(captured, *made.manifest.payloads))
-    model = freezer.load(both.folder, arrays="numpy")
-    assert model.payload_for({"batch": 2}).kind == "onnxruntime"
+    assert freezer.load(both.folder, arrays="numpy").payload_for({"batch": 2}).kind == "onnxruntime"
     assert [refusal.reason for refusal in ladder(both.folder)] == ["tampered"], "it is missing"
 
 

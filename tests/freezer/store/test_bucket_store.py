@@ -296,8 +296,7 @@ def test_a_store_in_a_google_bucket(
     assert store.models() == ["mlp", "tiny"]
     assert store.version("mlp") == version
     store.pull(version, HERE, tmp_path / "pulled").verify()
-    model = freezer.load("mlp", store=gs)
-    assert served(model) == HERE
+    assert served(freezer.load("mlp", store=gs)) == HERE
     with pytest.raises(NotPublishedError):
         store.version("none")
     with pytest.raises(StoreUnreachableError):

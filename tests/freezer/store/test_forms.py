@@ -123,8 +123,7 @@ def test_a_mounted_image_loads(store: Store, registry: str, skopeo: Skopeo, tmp_
     assert done.exit_code == 0, done.output
     assert "mlp:1-image" in done.output
     images = skopeo.raw("mlp:1-image", "--preserve-digests")["manifests"]
-    platforms = [item["platform"]["architecture"] for item in images[:2]]
-    assert platforms == ["amd64", "arm64"]
+    assert [item["platform"]["architecture"] for item in images[:2]] == ["amd64", "arm64"]
     blobs = tmp_path / "layout" / "blobs" / "sha256"
     by_class = {item["annotations"]["dev.coldpress.device-class"]: item for item in images}
     manifest = json.loads((blobs / by_class[HERE]["digest"][7:]).read_bytes())

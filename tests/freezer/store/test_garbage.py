@@ -50,8 +50,7 @@ def test_what_is_named_pinned_or_signed_stays(any_store: Store, tmp_path: Path) 
     key, _ = make_pair(tmp_path, "own")
     any_store.promote("tiny:1", "prod")
     any_store.sign(any_store.version("tiny:2"), "portable", key)
-    pin = any_store.version("tiny:3").pin
-    cleaning = replace(NOW, pins={pin})
+    cleaning = replace(NOW, pins={any_store.version("tiny:3").pin})
     assert not by_kind(collect(any_store, "tiny", cleaning), "versions", removed=True)
     assert any_store.versions("tiny") == [1, 2, 3, 4, 5], "4 is what a rollback would take"
     any_store.roll_back("tiny", 4)
@@ -71,8 +70,7 @@ def test_what_is_named_pinned_or_signed_stays(any_store: Store, tmp_path: Path) 
 def test_files_are_removed_after_their_version(any_store: Store) -> None:
     """The first run marks, later ones remove what is garbage still."""
     first = collect(any_store, "tiny", replace(NOW, grace_s=DAY_S))
-    marked = by_kind(first, "versions", removed=False)
-    assert marked == {"tiny:1", "tiny:2", "tiny:3"}
+    assert by_kind(first, "versions", removed=False) == {"tiny:1", "tiny:2", "tiny:3"}
     assert not any(item.removed for item in first)
     any_store.promote("tiny:2", "prod")
     later = replace(NOW, grace_s=DAY_S, now=NOW.now + 2 * DAY_S)

@@ -215,8 +215,7 @@ print(store.file(store.version("tiny"), manifest.payloads[0]).stat().st_size)
 
 def test_sixteen_processes_pull_once(big: str, front: Front) -> None:
     assert set(together(LOAD, [[big]] * 16)) == {f"{BIG_BYTES}\n"}
-    payload = payload_of(big)
-    assert front.num_asked("GET", payload) == 1
+    assert front.num_asked("GET", payload_of(big)) == 1
     folder = Path(os.environ["XDG_CACHE_HOME"]) / "coldpress" / "partial"
     assert [path.name for path in folder.iterdir()] == []
 
@@ -257,8 +256,7 @@ def test_a_broken_transfer_goes_on(big: str, front: Front, tmp_path: Path) -> No
 
 
 def test_a_damaged_partial_download_starts_again(big: str, tmp_path: Path) -> None:
-    payload = payload_of(big)
-    partial = tmp_path / "cache" / "coldpress" / "partial" / payload.removeprefix("sha256:")
+    partial = tmp_path / "cache" / "coldpress" / "partial" / payload_of(big).removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(bytes(1000))
     store = Store.open(big)

@@ -140,8 +140,7 @@ def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: A
     before = {
         path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()
     }
-    again = publish(empty, one, two)
-    assert again == first
+    assert publish(empty, one, two) == first
     index = empty.root / "tiny" / "index.json"
     assert index.stat().st_mtime_ns == before[index]
     assert {path for path in (empty.root / "tiny").rglob("*") if path.is_file()} == set(before)

@@ -138,8 +138,7 @@ def test_silent_remote_driver_is_replaced_after_expiry(folder: Path) -> None:
 
 def test_driver_that_lost_its_lease_writes_nothing(folder: Path) -> None:
     """It slept longer than its expiry, and a driver on another machine took over."""
-    store = Store(folder.parents[1])
-    with Ledger(store, "c") as ledger:
+    with Ledger(Store(folder.parents[1]), "c") as ledger:
         ledger.append("build", "k1", model="m", device_class="portable", data={})
         mine = read_holder(lease_path(folder, "c"))
         assert mine is not None

@@ -118,8 +118,7 @@ def test_a_killed_campaign_shows_its_final_outcomes(
         "campaign killed: MLflow shows 2 outcomes"
     )
     assert summary_of(uri, "killed") == ALL[:2]
-    parent = parent_of(uri, "killed")
-    assert parent.info.status == "KILLED"
+    assert parent_of(uri, "killed").info.status == "KILLED"
     before = shown(uri)
     assert replayed(store, uri, "killed").exit_code == 0
     assert shown(uri) == before
@@ -142,8 +141,7 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
     assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
     assert summary_of(uri, "stopped") == ALL
     assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
-    done = replayed(store, uri, "stopped")
-    assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
+    assert (replayed(store, uri, "stopped").exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
 # Several campaigns

@@ -160,8 +160,7 @@ def test_a_reference_leaves_the_artifact_in_its_store(
     (upload,) = uploads(projection, str(item.artifact))
     folder = Path(upload.artifact_location.removeprefix("file://")) / "artifact"
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "store.json"]
-    model = mlflow.pyfunc.load_model("models:/referred@portable")
-    assert model.predict(X).shape == (2, 3)
+    assert mlflow.pyfunc.load_model("models:/referred@portable").predict(X).shape == (2, 3)
     changed = replace(artifact.manifest, provenance={"source": "another"}, version=version.number)
     (folder / "manifest.json").write_bytes(changed.to_bytes())
     with pytest.raises(IntegrityError):

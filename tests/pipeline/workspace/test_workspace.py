@@ -226,10 +226,8 @@ def test_one_of_two_simultaneous_drivers_continues(
 
     def then_the_rival(seconds: float) -> None:
         monkeypatch.setattr(time, "sleep", sleep)
-        held = read_holder(rival)
-        assert held is not None
-        lease = lease_module.Lease(rival, "c", after=None)
-        lease.write()
+        assert read_holder(rival) is not None
+        lease_module.Lease(rival, "c", after=None).write()
 
     monkeypatch.setattr(time, "sleep", then_the_rival)
     with (

@@ -145,6 +145,5 @@ def test_shapes_that_vary_are_reported() -> None:
 
 def test_artifact_that_draws_integers_loads(tmp_path: Path) -> None:
     """The canary does not expect the integers that were drawn for the golden outputs."""
-    artifact = artifact_of(quickly(Sampling(), [X], tmp_path / "made"))
-    ids, _ = freezer.load(artifact.folder)(X)
+    ids, _ = freezer.load(artifact_of(quickly(Sampling(), [X], tmp_path / "made")).folder)(X)
     assert ids.shape == (4, 4)

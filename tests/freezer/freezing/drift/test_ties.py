@@ -92,8 +92,7 @@ def test_other_differences_are_rejected(head: Head, wrong: dict[str, Any], tmp_p
     """Two scores exchanged, or all scores off by less than the steps between most of them, with
     ties besides.
     """
-    found = judged(head, tmp_path, X[:4], in_parts=True, **wrong)
-    assert found.verdict == "rejected"
+    assert judged(head, tmp_path, X[:4], in_parts=True, **wrong).verdict == "rejected"
 
 
 def test_artifact_with_ties_loads(tmp_path: Path) -> None:

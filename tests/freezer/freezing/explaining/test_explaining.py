@@ -151,8 +151,7 @@ def test_a_node_in_float64_is_served(tmp_path: Path) -> None:
     target = target_of(subject, "onnxruntime", torch.get_num_threads())
     recipe = repaired_recipe(RECIPES["onnxruntime"], {"linear": "float64"})
     candidate = build(subject, recipe, target, tmp_path)
-    judgement = judge(session_of(subject, target), [candidate])
-    assert judgement.verdict == "published"
+    assert judge(session_of(subject, target), [candidate]).verdict == "published"
     assert candidate.settings["node_repairs"] == {"linear": "float64"}
     [graph] = (tmp_path / "evidence").glob("all-graph.txt")
     assert "double" in graph.read_text()

@@ -77,8 +77,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> Artifa
     """An artifact in int8, which alone competes."""
     folder = tmp_path_factory.mktemp("frozen") / "int8"
     budget = {"samples": samples, "top1_agreement_min": 0.97, "cosine_min": 0.9}
-    result = frozen(folder, budget, ["openvino-int8"], precision=["int8"])
-    return artifact_of(result)
+    return artifact_of(frozen(folder, budget, ["openvino-int8"], precision=["int8"]))
 
 
 @needs_gain
