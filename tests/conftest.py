@@ -99,11 +99,10 @@ def frozen(
 @pytest.fixture(scope="session")
 def inductor(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A convnet for batch 1 to 4, frozen by Inductor in about 15 s; read-only."""
-    out = tmp_path_factory.mktemp("inductor-frozen") / "conv"
     return frozen(
         seeded(TinyConv),
         random_inputs(2, 3, 16, 16),
-        out,
+        tmp_path_factory.mktemp("inductor-frozen") / "conv",
         name="conv",
         recipe="inductor-frozen",
         device_class=HERE,
@@ -160,11 +159,10 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A torchscript-frozen artifact of an MLP for batch 1 to 4; read-only."""
-    out = tmp_path_factory.mktemp("torchscript-frozen") / "mlp"
     return frozen(
         seeded(Mlp),
         random_inputs(2, 4),
-        out,
+        tmp_path_factory.mktemp("torchscript-frozen") / "mlp",
         name="mlp",
         recipe="torchscript-frozen",
         device_class=HERE,
@@ -174,11 +172,10 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """The portable artifact of the same MLP; read-only."""
-    out = tmp_path_factory.mktemp("portable") / "mlp"
     return frozen(
         seeded(Mlp),
         random_inputs(2, 4),
-        out,
+        tmp_path_factory.mktemp("portable") / "mlp",
         name="mlp",
         recipe="portable",
         device_class="portable",
@@ -203,6 +200,16 @@ def published(
 def store(published: Store, tmp_path: Path) -> Store:
     """A copy of the published store, which a test may change."""
     return Store(Path(shutil.copytree(published.root, tmp_path / "store")))
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an empty database, mlflow.db: making one takes MLflow seconds."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("template")
+    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    return folder
 
 
 @pytest.fixture(scope="session")

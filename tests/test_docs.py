@@ -50,10 +50,9 @@ def test_every_code_has_a_cause_and_a_remedy() -> None:
         for path in (ROOT / package).rglob("*.py")
     ]
     codes = {code for path in files for code in CODE.findall(path.read_text())}
-    lines = (ROOT / "docs" / "reference" / "errors.md").read_text().splitlines()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
+        for line in (ROOT / "docs" / "reference" / "errors.md").read_text().splitlines()
         if line.startswith("| `CP-")
     ]
     assert sorted(row[0].strip("`") for row in rows) == sorted(codes)

@@ -13,7 +13,6 @@ from freezer.artifact.description import (
     freezing_markdown,
     frozen_code,
     size_text,
-    verdict_of,
     with_accuracy,
 )
 from freezer.artifact.explanation import (
@@ -215,7 +214,6 @@ __all__ = [
     "stored_as_captured",
     "thread_counts_of",
     "torch_folder",
-    "verdict_of",
     "version_tuple",
     "with_accuracy",
     "without_specialized",

@@ -88,7 +88,7 @@ def _identity(
     why = f"by {manifest.gate.objective}" if manifest.latency else "by drift alone"
     if is_fallback:
         why = "the fallback of all machines"
-    yield "verdict", f"{verdict_of(manifest)}, {why}"
+    yield "verdict", f"{with_accuracy(manifest.verdict, manifest.accuracy)}, {why}"
     host = manifest.provenance.get("host", {})
     if is_fallback and "machine" in host:
         yield "proven on", ", ".join([host["machine"], *host.get("others", ())])
@@ -145,15 +145,8 @@ def _speed(
     return ", ".join(parts) or "not measured"
 
 
-def verdict_of(manifest: Manifest) -> str:
-    """The verdict, with what a lower precision costs: `published (int8, agreement at least
-    99.2%)`.
-    """
-    return with_accuracy(manifest.verdict, manifest.accuracy)
-
-
 def with_accuracy(verdict: str, accuracy: AccuracyRecord | None) -> str:
-    """A verdict with what a lower precision costs."""
+    """A verdict with what a lower precision costs: `published (int8, agreement at least 99.2%)`."""
     is_lower = accuracy is not None and verdict == "published"
     return f"{verdict} ({accuracy})" if is_lower else verdict
 

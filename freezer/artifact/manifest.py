@@ -200,12 +200,11 @@ class Manifest:
             points=other.points,
             cold_start=None,
         )
-        needs = replace(self.needs, packages={})
         return replace(
             self,
             recipe=other.recipe,
             payloads=other.payloads,
-            needs=needs,
+            needs=replace(self.needs, packages={}),
             latency=latency,
             fallback=None,
         )

@@ -37,7 +37,7 @@ from freezer.hardware import (
     device_class,
     this_host,
 )
-from freezer.store import WORK, LocalFiles, Store, newest_versions
+from freezer.store import LocalFiles, Store, newest_versions
 
 Level = Literal["ok", "warning", "error"]
 
@@ -234,7 +234,7 @@ def _missing_engines(store: Store) -> Iterator[Finding]:
 
 def _probe(store: Store) -> None:
     """Write and remove a file."""
-    files = store.remote or LocalFiles(store.root, work=WORK)
+    files = store.remote or LocalFiles(store.root)
     name = f".doctor-{uuid.uuid4().hex}"
     try:
         files.write(name, b"coldpress doctor")

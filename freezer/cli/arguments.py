@@ -62,8 +62,7 @@ def transfer_bar() -> Iterator[None]:
     task = bar.add_task("", total=0)
 
     def show(num_bytes: int, planned_bytes: int) -> None:
-        total = (bar.tasks[0].total or 0) + planned_bytes
-        bar.update(task, advance=num_bytes, total=total)
+        bar.update(task, advance=num_bytes, total=(bar.tasks[0].total or 0) + planned_bytes)
 
     if not error_console.is_terminal:
         yield

@@ -125,9 +125,8 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
             bucket = open_bucket(url)
             yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
             return
-        session = stack.enter_context(http_session())
         response = stack.enter_context(
-            session.get(
+            stack.enter_context(http_session()).get(
                 url,
                 stream=True,
                 timeout=(_CONNECT_S, _READ_S),

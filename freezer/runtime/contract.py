@@ -4,16 +4,15 @@ a call, choose the payload, and rebuild the result. Imports no torch.
 
 from __future__ import annotations
 
-import functools
 import os
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from freezer.artifact import Manifest, Payload
 from freezer.errors import ContractError, Refusal, UsageError
+from freezer.runtime.arrays import widened
 from freezer.spec import (
     InputItem,
     InputSpec,
@@ -22,6 +21,7 @@ from freezer.spec import (
     OutputStructure,
     TensorSpec,
     take_apart,
+    unflatten,
 )
 
 Runner = Callable[..., Any]
@@ -88,6 +88,7 @@ class OpenModel(ABC):
 
     preserved: Any
     device: Any
+    _as_numpy = False
     _follow: Callable[..., Any] | None = None
 
     def __init__(
@@ -107,11 +108,17 @@ class OpenModel(ABC):
         self._binding = InputBinding(spec)
         self._payloads = tuple(payloads)
         self._process_id = os.getpid()
-        self._rebuild = functools.partial(unflatten, structure)
+        self._structure = structure
 
-    @abstractmethod
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
-        """The model's result."""
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:  # an input may be named `self`
+        """The model's result.
+
+        Raises:
+            ContractError: an input is missing, unknown, or does not meet the contract; with the
+                code CP-FROZEN, the process was forked after the model was loaded.
+            RuntimeError: the payload's code reports an error.
+        """
+        return self.result_of(self.leaves(*args, **kwargs))
 
     @abstractmethod
     def leaves(self, /, *args: object, **kwargs: object) -> Sequence[Any]:
@@ -136,7 +143,8 @@ class OpenModel(ABC):
 
     def result_of(self, leaves: Iterable[Any]) -> Any:
         """The result of a call by its outputs in order."""
-        return self._rebuild(leaves)
+        values = map(widened, leaves) if self._as_numpy else leaves
+        return unflatten(self._structure, values)
 
     def named(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """The inputs of a call by path; their values are not checked."""
@@ -324,52 +332,3 @@ class InputBinding:
         if point:
             problem += f", {dict(point)} in the inputs before it"
         return problem
-
-
-class NamedOutput(dict[str, Any]):
-    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and
-    position.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the output has no {name!r}; it has {', '.join(self)}") from None
-
-    def __getitem__(self, key: str | int) -> Any:
-        if isinstance(key, int):
-            values = list(self.values())
-            return values[key]
-        return super().__getitem__(key)
-
-
-def unflatten(
-    structure: OutputStructure,
-    leaves: Iterable[object],
-) -> Any:
-    """Rebuild the result from its leaves in order; a named structure becomes a NamedOutput."""
-    remaining = iter(leaves)
-    if structure.kind == "tensor":
-        return next(remaining)
-    if structure.kind == "constant":
-        return structure.value
-    items = [unflatten(item, remaining) for item in structure.items]
-    if structure.kind == "list":
-        return items
-    if structure.kind == "tuple":
-        return tuple(items)
-    if structure.kind == "namedtuple":
-        name = structure.type_name.rpartition(".")[2]
-        make = _named_tuple(name, structure.keys)
-        return make(*items)
-    fields = zip(structure.keys, items, strict=True)
-    return dict(fields) if structure.kind == "dict" else NamedOutput(fields)
-
-
-@functools.cache
-def _named_tuple(
-    name: str,
-    keys: tuple[str, ...],
-) -> Callable[..., tuple[object, ...]]:
-    return namedtuple(name, keys)

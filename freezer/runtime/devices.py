@@ -19,8 +19,8 @@ from torch import Tensor
 
 from freezer.errors import UsageError
 from freezer.hardware import CudaHere, DeviceClass, Machine, detect, this_host
-from freezer.runtime.contract import unflatten
 from freezer.runtime.tensors import flatten
+from freezer.spec import unflatten
 
 CPU = torch.device("cpu")
 
@@ -184,10 +184,7 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     Args:
         device: include only this GPU; None for all.
     """
-    gpus: list[tuple[str, int]] = []
-    for gpu, capability in visible():
-        if device in (None, gpu):
-            gpus.append((str(gpu), capability))
+    gpus = [(str(gpu), capability) for gpu, capability in visible() if device in (None, gpu)]
     return CudaHere(
         devices=tuple(gpus),
         runtime=torch.version.cuda,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ from torch.utils.dlpack import from_dlpack
 
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
-from freezer.runtime.arrays import widened
 from freezer.runtime.contract import OpenModel, OpenPayload, check_indices, input_error
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
@@ -139,24 +138,6 @@ class FrozenModel(OpenModel):
             first.payload.num_threads or options.num_threads,
             options.device,
         )
-
-    def __call__(
-        self,
-        /,  # an input may be named `self`
-        *args: object,
-        **kwargs: object,
-    ) -> Any:
-        """The model's result.
-
-        Raises:
-            ContractError: an input is missing, unknown, or does not meet the contract; with the
-                code CP-FROZEN, an engine or a GPU was opened before the process was forked.
-        """
-        return self.result_of(self.leaves(*args, **kwargs))
-
-    def result_of(self, leaves: Iterable[Any]) -> Any:
-        """See OpenModel."""
-        return self._rebuild(map(widened, leaves) if self._as_numpy else leaves)
 
     def leaves(
         self,

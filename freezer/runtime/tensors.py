@@ -110,8 +110,7 @@ def dense_parts(value: object) -> list[Tensor]:
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         pair = [tensor.q_scale(), tensor.q_zero_point()]
         return [integers, torch.tensor(pair, dtype=torch.float64)]
-    scales = tensor.q_per_channel_scales()
-    return [integers, scales, tensor.q_per_channel_zero_points()]
+    return [integers, tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -188,8 +187,7 @@ def program_tensors(program: torch.nn.Module | torch.export.ExportedProgram) -> 
 
 def program_bytes(program: torch.nn.Module | torch.export.ExportedProgram) -> int:
     """Total size of a captured program's tensors in bytes."""
-    tensors = program_tensors(program)
-    return tensors_bytes(tensors)
+    return tensors_bytes(program_tensors(program))
 
 
 def dtypes_of(tensors: Iterable[Tensor]) -> set[str]:
@@ -200,8 +198,7 @@ def dtypes_of(tensors: Iterable[Tensor]) -> set[str]:
     for tensor in tensors:
         is_matrix = tensor.dim() > 1
         if is_matrix or tensor.is_floating_point() or tensor.is_complex():
-            name = dtype_name(tensor.dtype)
-            dtypes.add(name)
+            dtypes.add(dtype_name(tensor.dtype))
     return dtypes
 
 
@@ -280,10 +277,7 @@ def _flatten(
             f" dataclasses of them: {remedy}",
             code=OUTPUTS,
         )
-    flattened: list[OutputStructure] = []
-    for key, part in parts.items():
-        flattened.append(_flatten(part, leaves, f"{path}.{key}"))
-    items = tuple(flattened)
+    items = tuple(_flatten(part, leaves, f"{path}.{key}") for key, part in parts.items())
     if fields is None:
         return OutputStructure(kind="tuple" if isinstance(value, tuple) else "list", items=items)
     keys = tuple(fields)
@@ -322,13 +316,11 @@ def output_specs(
 ) -> tuple[OutputSpec, ...]:
     """Names, dtypes and ranks of the tensors of a result."""
     specs: list[OutputSpec] = []
-    names = _names(structure, "")
-    for name, leaf in zip(names, leaves, strict=True):
-        dtype = dtype_name(leaf.dtype)
+    for name, leaf in zip(_names(structure, ""), leaves, strict=True):
         specs.append(
             OutputSpec(
                 name=name,
-                dtype=dtype,
+                dtype=dtype_name(leaf.dtype),
                 rank=leaf.dim(),
             )
         )

@@ -96,29 +96,30 @@ class _Blocks:
         self._is_full, self._is_tf32 = bool(innermost), tf32
 
 
+_BLOCKS = _Blocks()
+
+
 class _OnGpu:
     """A class, since every call enters it and a generator is slower."""
 
-    def __init__(self, blocks: _Blocks, *, tf32: bool) -> None:
-        self._blocks = blocks
+    def __init__(self, *, tf32: bool) -> None:
         self._tf32 = tf32
 
     def __enter__(self) -> None:
-        with self._blocks.lock:
-            self._blocks.by_thread.setdefault(threading.get_ident(), []).append(self._tf32)
-            self._blocks.settle()
+        with _BLOCKS.lock:
+            _BLOCKS.by_thread.setdefault(threading.get_ident(), []).append(self._tf32)
+            _BLOCKS.settle()
 
     def __exit__(self, *_: object) -> None:
-        with self._blocks.lock:
-            mine = self._blocks.by_thread[threading.get_ident()]
+        with _BLOCKS.lock:
+            mine = _BLOCKS.by_thread[threading.get_ident()]
             mine.pop()
             if not mine:
-                del self._blocks.by_thread[threading.get_ident()]
-            self._blocks.settle()
+                del _BLOCKS.by_thread[threading.get_ident()]
+            _BLOCKS.settle()
 
 
-_BLOCKS = _Blocks()
-_FULL_ON_GPU, _TF32_ON_GPU = _OnGpu(_BLOCKS, tf32=False), _OnGpu(_BLOCKS, tf32=True)
+_FULL_ON_GPU, _TF32_ON_GPU = _OnGpu(tf32=False), _OnGpu(tf32=True)
 
 
 def full_on_gpu() -> contextlib.AbstractContextManager[None]:

@@ -153,8 +153,7 @@ def golden_figures(
     for position, spec in enumerate(manifest.outputs):
         pairs = {}
         for index, outputs in answers.items():
-            r = golden[index][spec.name]
-            pairs[index] = (r, outputs[position])
+            pairs[index] = (golden[index][spec.name], outputs[position])
         figures += _output_figures(manifest, spec.name, pairs)
     return figures
 
@@ -167,14 +166,7 @@ def _output_figures(
     """Figures of one output, from its golden and its given values by index of the set."""
     limits = manifest.golden[0].scales.get(output, ())
     drawn = any(item.native_rmse.get(output) for item in manifest.golden)
-    comparisons = {}
-    for index, (r, c) in pairs.items():
-        comparisons[index] = compare(
-            r,
-            c,
-            limits,
-            drawn=drawn,
-        )
+    comparisons = {index: compare(r, c, limits, drawn=drawn) for index, (r, c) in pairs.items()}
     pool = pooled(comparisons.values())
     native_share = manifest.golden[0].slice_errors.get(output)
     slices = Slices(limits)
@@ -186,8 +178,7 @@ def _output_figures(
             slices.add(r, c)
     if native_share is None:
         return figures
-    limit = manifest.gate.error_ratio_max
-    failed = slices.problem(r.dtype, limit, native_share)
+    failed = slices.problem(r.dtype, manifest.gate.error_ratio_max, native_share)
     if failed:
         figures[-1] = replace(figures[-1], problem=failed.problem)
     return figures

@@ -65,8 +65,7 @@ class Image:
             return ()
 
         def fetch(paths: Collection[str] | None) -> Artifact:
-            artifact = self.fetch(paths)
-            return replace(artifact, manifest=second)
+            return replace(self.fetch(paths), manifest=second)
 
         part = replace(
             self,
@@ -130,13 +129,11 @@ def images_of(
         stack: owns the temporary folders of fetched artifacts.
     """
     if published is None:
-        artifacts = read_artifacts(Path(reference))
-        return tuple(map(_folder_image, artifacts))
+        return tuple(map(_folder_image, read_artifacts(Path(reference))))
     store, version = published
     images: list[Image] = []
     for name in version.images:
-        num_images = len(version.images_of(name))
-        for rank in range(num_images):
+        for rank in range(len(version.images_of(name))):
             images.append(_store_image(store, version, name, rank, stack))
     return tuple(images)
 

@@ -190,5 +190,4 @@ def _inputs(
     for golden_set, arrays in zip(manifest.golden, golden, strict=True):
         tensors = {name: to_tensor(array) for name, array in arrays.items()}
         sets.append(InputSet(point=golden_set.point, tensors=tensors))
-    distinct = distinct_at(manifest.inputs, sets, point)
-    return [on_device(item, device) for item in distinct]
+    return [on_device(item, device) for item in distinct_at(manifest.inputs, sets, point)]

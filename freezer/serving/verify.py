@@ -22,7 +22,7 @@ from freezer.errors import (
 from freezer.files import digest_file
 from freezer.hardware import PORTABLE
 from freezer.runtime.accuracy import Judged
-from freezer.runtime.contract import OpenModel, unflatten
+from freezer.runtime.contract import OpenModel
 from freezer.runtime.tensor_files import golden_sets
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.images import Image, images_of, resolve_reference
@@ -30,7 +30,7 @@ from freezer.serving.load import process_here
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
-from freezer.spec import Accuracy
+from freezer.spec import Accuracy, unflatten
 
 if TYPE_CHECKING:
     from freezer.serving.speed import SpeedCheck
@@ -97,8 +97,7 @@ def verify(
     if options.as_numpy and (speed or samples):
         raise without_torch("a check of speed or accuracy")
     with ExitStack() as stack:
-        published = resolve_reference(reference, store)
-        images = images_of(reference, published, stack)
+        images = images_of(reference, resolve_reference(reference, store), stack)
         classes = [image.device_class for image in images]
         selection = select_image(images, process_here(options, classes))
         image = _chosen(reference, selection)

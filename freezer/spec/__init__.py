@@ -46,6 +46,7 @@ from freezer.spec.items import (
     TensorSpec,
     put_together,
     take_apart,
+    unflatten,
 )
 from freezer.spec.limits import (
     CLOCKS,
@@ -138,5 +139,6 @@ __all__ = [
     "take_apart",
     "text_of",
     "timing_of",
+    "unflatten",
     "unreadable",
 ]

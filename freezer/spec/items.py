@@ -1,5 +1,5 @@
-"""What input and output contracts consist of: tensors, constants, and structures of them. Imports
-no torch.
+"""What input and output contracts consist of: tensors, constants, and structures of them; results
+rebuilt by their structure. Imports no torch.
 
 An item of an input contract is a tensor, a constant, or a tuple, list or dict of items. Items are
 named by their path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads
@@ -8,8 +8,10 @@ and files of samples contain the leaves only, in order.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from dataclasses import replace as replaced
 from typing import Any, Literal
@@ -250,3 +252,52 @@ class OutputStructure:
     def num_tensors(self) -> int:
         """Number of leaves that are tensors."""
         return (self.kind == "tensor") + sum(item.num_tensors for item in self.items)
+
+
+class NamedOutput(dict[str, Any]):
+    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and
+    position.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the output has no {name!r}; it has {', '.join(self)}") from None
+
+    def __getitem__(self, key: str | int) -> Any:
+        if isinstance(key, int):
+            values = list(self.values())
+            return values[key]
+        return super().__getitem__(key)
+
+
+def unflatten(
+    structure: OutputStructure,
+    leaves: Iterable[object],
+) -> Any:
+    """Rebuild the result from its leaves in order; a named structure becomes a NamedOutput."""
+    remaining = iter(leaves)
+    if structure.kind == "tensor":
+        return next(remaining)
+    if structure.kind == "constant":
+        return structure.value
+    items = [unflatten(item, remaining) for item in structure.items]
+    if structure.kind == "list":
+        return items
+    if structure.kind == "tuple":
+        return tuple(items)
+    if structure.kind == "namedtuple":
+        name = structure.type_name.rpartition(".")[2]
+        make = _named_tuple(name, structure.keys)
+        return make(*items)
+    fields = zip(structure.keys, items, strict=True)
+    return dict(fields) if structure.kind == "dict" else NamedOutput(fields)
+
+
+@functools.cache
+def _named_tuple(
+    name: str,
+    keys: tuple[str, ...],
+) -> Callable[..., tuple[object, ...]]:
+    return namedtuple(name, keys)

@@ -5,7 +5,6 @@ Read first: artifact_store.py.
 """
 
 from freezer.store.artifact_store import (
-    WORK,
     Store,
 )
 from freezer.store.bucket import (
@@ -32,6 +31,7 @@ from freezer.store.listing import (
     versions_of,
 )
 from freezer.store.local_files import (
+    WORK,
     LocalFiles,
     one_spelling,
 )

@@ -43,7 +43,7 @@ from freezer.files import (
     verify_file,
 )
 from freezer.store.forms import referrers_tag, write_bundle
-from freezer.store.local_files import LocalFiles, local_folder
+from freezer.store.local_files import WORK, LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
 from freezer.store.publication import (
     Move,
@@ -79,9 +79,6 @@ _T = TypeVar("_T")
 TRIES = 3
 """Attempts at a write where locks are advisory."""
 
-WORK = ".coldpress"
-"""The folder of a store for the ledger, candidates and locks; not a model."""
-
 
 class Store:
     """A store.
@@ -110,7 +107,7 @@ class Store:
         self.root = root
         self.remote = remote
         self.registry = registry
-        self.files: Files = registry or remote or LocalFiles(root, work=WORK)
+        self.files: Files = registry or remote or LocalFiles(root)
         self.uri = self.files.where()
 
     @classmethod
@@ -132,7 +129,7 @@ class Store:
         if scheme in SCHEMES:
             from freezer.store.bucket import RemoteFiles
 
-            return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
+            return cls(root, RemoteFiles(open_bucket(uri)))
         if scheme == OCI:
             from freezer.store.registry import RegistryFiles
 
@@ -215,8 +212,7 @@ class Store:
         rank: int = 0,
     ) -> bytes:
         """The manifest.json of one artifact, byte for byte; see `manifest`."""
-        image = version.image(device_class, rank)
-        return self.layout(version.model).artifact_manifest(image)
+        return self.layout(version.model).artifact_manifest(version.image(device_class, rank))
 
     def file(
         self,

@@ -32,6 +32,7 @@ from freezer.files import (
     remedy,
 )
 from freezer.store.cache import BlobCache
+from freezer.store.local_files import WORK
 
 _NUM_READS = 50
 """Attempts at reading an object while others replace it."""
@@ -65,7 +66,6 @@ class RemoteFiles:
 
     Args:
         bucket: the place.
-        work: folder for locks and work files.
 
     Attributes:
         cache: copies of blobs.
@@ -76,11 +76,10 @@ class RemoteFiles:
 
     exact = False
 
-    def __init__(self, bucket: Bucket, *, work: str) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._fs = bucket.filesystem
         self.cache = BlobCache()
-        self._work = work
         name = bucket.base.partition("/")[0]
         try:
             with self._reaching():
@@ -243,7 +242,7 @@ class RemoteFiles:
         Raises:
             RemoteError: others hold the lock for longer than PATIENCE_S.
         """
-        path = f"{self._work}/locks/{name}"
+        path = f"{WORK}/locks/{name}"
         token = self._lock(path, name)
         try:
             yield

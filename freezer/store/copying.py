@@ -90,8 +90,7 @@ def _copy_artifacts(source: Store, dest: Store, version: Version) -> tuple[list[
         )
     parts = list(closure(origin, version.descriptor))
     for image in version.index:
-        attached = origin.tags(signature_tag(image), referrers_tag(image))
-        for descriptor in attached.values():
+        for descriptor in origin.tags(signature_tag(image), referrers_tag(image)).values():
             parts += closure(origin, descriptor)
     unique = {part.digest: part for part in parts}.values()
 

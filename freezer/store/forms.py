@@ -236,8 +236,7 @@ def write_referrers(
     tag = referrers_tag(image)
     stored = layout.tags(tag).get(tag)
     known = layout.index(stored).manifests if stored else ()
-    manifests = {each.digest: each for each in (*known, *new)}
-    return write_index(layout, manifests.values())
+    return write_index(layout, {each.digest: each for each in (*known, *new)}.values())
 
 
 def _write_manifest(

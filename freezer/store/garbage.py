@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from freezer.codec import read_json
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import RemoteError
-from freezer.store.artifact_store import WORK, Store
+from freezer.store.artifact_store import Store
 from freezer.store.copying import closure
 from freezer.store.forms import referrers_tag
+from freezer.store.local_files import WORK
 from freezer.store.oci_layout import MANIFESTS, Descriptor
 from freezer.store.publication import NOTES, read_notes, write_notes
 from freezer.store.versions import LATEST, NUMBER, Version, pinned, signature_tag, version_of
@@ -208,11 +209,11 @@ class _Model:
         sizes = self._store.files.sizes(f"{self._model}/blobs/sha256")
         needed = self._needed() if sizes else set()
         marks = marks_in(self._store, self._marks) if sizes else {}
-        blobs = []
-        for name, size in sorted(sizes.items()):
-            if f"sha256:{name}" not in needed:
-                blobs.append(self._cleaning.found("blobs", name, size, marks.get(name)))
-        return blobs
+        return [
+            self._cleaning.found("blobs", name, size, marks.get(name))
+            for name, size in sorted(sizes.items())
+            if f"sha256:{name}" not in needed
+        ]
 
     def _delete_manifests(self) -> None:
         """Delete the manifests of ending tags from a registry, indexes before what they name.

@@ -25,6 +25,9 @@ from freezer.files import (
     write_whole,
 )
 
+WORK = ".coldpress"
+"""The folder of a store for the ledger, candidates and locks; not a model."""
+
 
 class LocalFiles:
     """A store in a local folder. Locks are exclusive wherever the file system shares them.
@@ -33,9 +36,7 @@ class LocalFiles:
     OSError: for a missing file FileNotFoundError.
 
     Args:
-        root: of the store.
-        work: folder for locks and work files; files in it are linked into the store instead of
-            copied.
+        root: of the store; files in its work folder are linked into the store instead of copied.
 
     Attributes:
         exact: whether locks are exclusive; otherwise they are advisory.
@@ -43,8 +44,8 @@ class LocalFiles:
 
     exact = True
 
-    def __init__(self, root: Path, *, work: str) -> None:
-        self._root, self._work = root, root / work
+    def __init__(self, root: Path) -> None:
+        self._root, self._work = root, root / WORK
 
     def where(self, path: str = "") -> str:
         """A path for messages: absolute, or a URI."""

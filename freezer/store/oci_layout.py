@@ -155,11 +155,11 @@ class Layout:
         except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
         index = read_record(OciIndex, data, origin=where)
-        tags = {}
-        for descriptor in index.manifests:
-            if TAG in descriptor.annotations:
-                tags[descriptor.annotations[TAG]] = descriptor
-        return tags
+        return {
+            descriptor.annotations[TAG]: descriptor
+            for descriptor in index.manifests
+            if TAG in descriptor.annotations
+        }
 
     def blob(self, descriptor: Descriptor) -> bytes:
         """The verified content of a blob."""
@@ -317,10 +317,9 @@ class Layout:
             version: number of the version.
             source_key: key of the source of all its artifacts.
         """
-        annotations = {MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key}
         content = OciIndex(
             manifests=with_platforms(images),
-            annotations=annotations,
+            annotations={MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key},
         )
         index = {
             "schemaVersion": 2,
@@ -389,9 +388,8 @@ class Layout:
 
     def holds(self, descriptor: Descriptor) -> bool:
         """Whether the store has a blob, as far as can be checked without downloading it."""
-        path = self.path(descriptor.digest, descriptor.media_type)
         return self._files.holds(
-            path,
+            self.path(descriptor.digest, descriptor.media_type),
             digest=descriptor.digest,
             size_bytes=descriptor.size_bytes,
         )

@@ -194,8 +194,7 @@ class RegistryFiles:
         return nullcontext()
 
     def _size(self, path: str) -> int:
-        headers = {"Accept": _ACCEPT}
-        answer = self._registry.send("HEAD", self._prefix + path, headers=headers)
+        answer = self._registry.send("HEAD", self._prefix + path, headers={"Accept": _ACCEPT})
         return int(answer.headers.get("Content-Length", "-1"))
 
 

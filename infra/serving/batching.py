@@ -145,9 +145,10 @@ def _problem(
         if size - first not in dim.sizes:
             continue
         whole = call(given.inputs)
-        halves = []
-        for start, stop in ((0, first), (first, size)):
-            halves.append(call(parts_of(given.inputs, joint.inputs, start, stop)))
+        halves = [
+            call(parts_of(given.inputs, joint.inputs, start, stop))
+            for start, stop in ((0, first), (first, size))
+        ]
         for name, axis in joint.outputs.items():
             joined = np.concatenate([half[name] for half in halves], axis)
             if not _close(whole[name], joined):
@@ -171,10 +172,10 @@ def _close(whole: Any, joined: Any) -> bool:
 
 def parts_of(arrays: Arrays, axes: Mapping[str, int], start: int, stop: int) -> dict[str, Any]:
     """A range of every array along its axis, on the same memory."""
-    parts = {}
-    for name, axis in axes.items():
-        parts[name] = arrays[name][(slice(None),) * axis + (slice(start, stop),)]
-    return parts
+    return {
+        name: arrays[name][(slice(None),) * axis + (slice(start, stop),)]
+        for name, axis in axes.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

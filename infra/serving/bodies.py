@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from freezer.errors import ContractError, first_line
 from freezer.runtime.arrays import Array, dtype_of, name_of, narrowed, widened
 from freezer.runtime.tensor_files import array_bytes, arrays_in, check_fit
-from freezer.spec import Header, InputSpec, TensorSpec, take_apart
+from freezer.spec import InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
@@ -189,9 +189,7 @@ def read_safetensors(body: bytes, inputs: InputSpec) -> dict[str, Array]:
             f"the body cannot be read as a .safetensors file: {first_line(error)}; write one with"
             " safetensors.torch.save or safetensors.numpy.save"
         ) from None
-    headers: dict[str, Header] = {}
-    for name, array in arrays.items():
-        headers[name] = (name_of(array.dtype), array.shape)
+    headers = {name: (name_of(array.dtype), array.shape) for name, array in arrays.items()}
     check_fit([headers], inputs, "the body")
     return arrays
 

@@ -231,9 +231,10 @@ class ModelServer:
         path = self._store.file(version, files[GOLDEN_INPUTS])
         names = [item.name for item in model.inputs.tensors]
         sets = golden_sets(path, names, len(manifest.golden))
-        calls = []
-        for item, inputs in zip(manifest.golden, sets, strict=True):
-            calls.append(GoldenCall(point=item.point, inputs=inputs))
+        calls = [
+            GoldenCall(point=item.point, inputs=inputs)
+            for item, inputs in zip(manifest.golden, sets, strict=True)
+        ]
         joint = joint_of(model.inputs, shapes, calls, partial(self._outputs, model))
         return Prepared(shapes=shapes, joint=joint)
 
@@ -369,8 +370,7 @@ class ModelServer:
         started = time.perf_counter()
         outputs = self._outputs(loaded.model, inputs)
         if loaded.sentinel is not None:
-            leaves = list(outputs.values())
-            loaded.sentinel.saw((), inputs, leaves, time.perf_counter() - started)
+            loaded.sentinel.saw((), inputs, list(outputs.values()), time.perf_counter() - started)
         return outputs
 
     def _outputs(self, model: Any, inputs: Arrays) -> dict[str, Any]:

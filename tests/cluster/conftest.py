@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,12 +51,6 @@ def watched(folder: Path, *options: str) -> list[str]:
         *options,
     )
     return [sys.executable, "-u", *map(str, words)]
-
-
-def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The outcomes of a watched campaign, by model and class."""
-    report = json.loads((folder / f"{folder.name}.json").read_text())
-    return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
+from tests.cluster.conftest import V3, V4, watched, write_slow_catalog
+from tests.support.campaign_runs import outcomes
 from tests.support.fault_sites import Driver
 from tests.support.raylets import RayCluster
 from tests.support.watched import Interval, intervals
@@ -53,7 +54,9 @@ def test_two_campaigns_place_by_class_and_judge_alone(
     }
     assert len(nodes[V3]) == len(nodes[V4]) == 1
     assert nodes[V3] != nodes[V4]
-    threads = {name: outcome["num_threads"] for (_, name), outcome in outcomes(first).items()}
+    threads = {
+        name: outcome["num_threads"] for (_, name), outcome in outcomes(first, first.name).items()
+    }
     assert threads == {V3: 1, V4: 2, "portable": 1}
 
 

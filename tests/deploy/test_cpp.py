@@ -104,8 +104,7 @@ def check_same_as_python(program: Path, artifact: Artifact, *, num_wrong: int = 
     """Compare the figures and problems of the program with those of the library's canary; return
     the names of the outputs.
     """
-    options = LoadOptions(canary=False)
-    opened = open_artifact(artifact, torch.get_num_threads(), options)
+    opened = open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
     golden = golden_outputs(artifact)
     manifest, answers = artifact.manifest, {}
     reset = manifest.recipe.reset

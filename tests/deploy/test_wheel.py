@@ -133,9 +133,8 @@ def test_an_engine_serves_without_torch(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) -> None:
-    artifact = write_plain_artifact(tmp_path / "one")
     Store.open(str(tmp_path / "store"), create=True).publish(
-        "tiny", source_key="test", artifacts=[artifact]
+        "tiny", source_key="test", artifacts=[write_plain_artifact(tmp_path / "one")]
     )
     listed = run(deployed, tmp_path, "coldpress", "list")
     assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr

@@ -11,21 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.cluster.conftest import V3, V4, skip_without_v4
 from tests.support.fault_sites import Site
 from tests.support.raylets import RayCluster
 
 Record = Callable[[str, object], None]
-
-
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database; creating one takes seconds."""
-    path = tmp_path_factory.mktemp("database") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}", f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture(scope="package")
@@ -49,10 +40,10 @@ def recorded(site: Site, record: Record) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, database: Path, record_property: Record) -> Iterator[Site]:
+def site(tmp_path: Path, template: Path, record_property: Record) -> Iterator[Site]:
     """A site whose cluster has no raylets yet."""
     skip_without_v4()
-    shutil.copy(database, tmp_path)
+    shutil.copy(template / "mlflow.db", tmp_path)
     with (
         RayCluster(tmp_path / "cluster") as cluster,
         recorded(Site(folder=tmp_path, cluster=cluster), record_property) as found,
@@ -62,9 +53,9 @@ def site(tmp_path: Path, database: Path, record_property: Record) -> Iterator[Si
 
 @pytest.fixture
 def shared_site(
-    tmp_path: Path, database: Path, shared_cluster: RayCluster, record_property: Record
+    tmp_path: Path, template: Path, shared_cluster: RayCluster, record_property: Record
 ) -> Iterator[Site]:
     """A site on the shared cluster."""
-    shutil.copy(database, tmp_path)
+    shutil.copy(template / "mlflow.db", tmp_path)
     with recorded(Site(folder=tmp_path, cluster=shared_cluster), record_property) as found:
         yield found

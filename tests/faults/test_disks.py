@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import V4
+from tests.support.commands import finished
 from tests.support.fault_sites import Site, failing_disk
 from tests.support.raylets import wait_until
 from tests.support.steps import flip_a_byte
@@ -27,7 +28,7 @@ def mounted(folder: Path, size_mb: int) -> Iterator[Path]:
     """Mount a file system in memory; skip the test without the right to do so."""
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    done = finished(*mount)
     if done.returncode:
         pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
     try:
@@ -158,12 +159,7 @@ def test_the_drivers_clock_jumps(shared_site: Site, jump_s: int) -> None:
     time.
     """
     site = shared_site
-    found = subprocess.run(
-        ["sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = finished("sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1")
     if found.returncode:
         pytest.skip("needs libfaketime (Debian: apt-get install faketime)")
     clock, sleeps = site.folder / "clock", site.folder / "sleeps.so"

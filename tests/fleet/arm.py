@@ -90,8 +90,7 @@ class ArmMachine:
         options += ["--num-cpus=1", "--min-worker-port=0", "--max-worker-port=0"]
         ports = {name: free_port() for name in PORTS}
         options += [f"--{name}={port}" for name, port in ports.items()]
-        worker = ROOT / "infra/images/worker.sh"
-        found = Raylet(self.popen(worker, *options, log=log, HEAD=head))
+        found = Raylet(self.popen(ROOT / "infra/images/worker.sh", *options, log=log, HEAD=head))
 
         def joined() -> bool:
             assert found.process.poll() is None, log.read_text()

@@ -20,6 +20,7 @@ from freezer.hardware import best_level, detect
 from freezer.store import Store
 from tests.cluster.conftest import MODELS as SLOW_MODELS
 from tests.fleet.arm import ARM_ROOT, CPUS, HERE, VARIABLES, ArmMachine
+from tests.support.campaign_runs import outcomes as outcomes_in
 from tests.support.commands import Done, finished, output
 from tests.support.fault_sites import Driver
 from tests.support.heads import Head, started_head
@@ -78,8 +79,7 @@ class Fleet:
 
     def outcomes(self, name: str) -> Outcomes:
         """The outcomes of a campaign, by model and class."""
-        found = json.loads((self.folder / f"{name}.json").read_text())["outcomes"]
-        return {(item["model"], item["device_class"]): item for item in found}
+        return outcomes_in(self.folder, name)
 
     def run(self, name: str, command: str, *words: object) -> Done:
         """Run a command on the machine of a class to its end."""

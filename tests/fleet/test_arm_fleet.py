@@ -63,10 +63,8 @@ def test_one_version_has_every_class_and_recipe(fleet: Fleet, outcomes: Outcomes
             outcome = outcomes[model, name]
             assert (outcome["verdict"], outcome["version"]) == ("published", 1), outcome
             assert (outcome["speedup"] is None) == (name != OWN)
-            entrants = manifests[name].freezing.entrants
-            assert {entrant.recipe for entrant in entrants} == recipes
-        others = manifests[PORTABLE].provenance["host"]["others"]
-        assert others == [DEVICE_CLASSES[LEAST].machine]
+            assert {entrant.recipe for entrant in manifests[name].freezing.entrants} == recipes
+        assert manifests[PORTABLE].provenance["host"]["others"] == [DEVICE_CLASSES[LEAST].machine]
         for tool in ("torch", "python"):
             assert manifests[OWN].toolchain[tool] != manifests[LEAST].toolchain[tool]
 
@@ -148,22 +146,6 @@ def test_the_service_answers_on_arm(fleet: Fleet, answers: Mapping[str, Any]) ->
     finally:
         service.terminate()
         assert service.wait(60) == 0, log.read_text()
-
-
-def test_a_killed_arm_node_loses_nothing(fleet: Fleet, outcomes: Outcomes) -> None:
-    """The only node of its class dies in a build and in a judge, and joins again."""
-    driver = fleet.campaign("slow", f"--device-class={V1}")
-    for step in ("build", "judge"):
-        driver.wait_for(f"{step} slow {V1}")
-        fleet.workers[V1].kill()
-        fleet.start(V1)
-    assert driver.end(1200) == 0, driver.output
-    assert set(driver.built.values()) == {1}, "a finished build is used"
-    found = fleet.outcomes("slow").items()
-    assert {device_class: item["verdict"] for (_, device_class), item in found} == {
-        V1: "published",
-        PORTABLE: "published",
-    }
 
 
 def test_a_job_freezes_on_arm_workers(fleet: Fleet, outcomes: Outcomes) -> None:

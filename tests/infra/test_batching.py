@@ -165,8 +165,7 @@ def test_the_service_answers_joined_requests(published: Store) -> None:
         wait_until(lambda: started.metric("queue_length") == 3, "the others wait")
         held.released.set()
         for x, answer in zip((given[0], *given), (first, *others), strict=True):
-            output = load(answer.result().content)["output"]
-            torch.testing.assert_close(output, model(x))
+            torch.testing.assert_close(load(answer.result().content)["output"], model(x))
         assert wrong.result().status_code == 422
         assert started.metric("batch_requests_sum") == 4
         assert started.metric("batch_requests_count") == 2

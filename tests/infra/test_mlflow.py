@@ -20,7 +20,6 @@ import requests
 import torch
 import yaml
 from mlflow.models import infer_signature
-from typer.testing import CliRunner
 
 from freezer.errors import InfrastructureError
 from freezer.hardware import PORTABLE
@@ -29,7 +28,7 @@ from jobs.results import replay_app as app
 from pipeline.tracking.connection import connect
 from tests.support.buckets import ENVIRONMENT, empty_bucket, make_bucket
 from tests.support.campaign_runs import outcomes, run
-from tests.support.commands import output
+from tests.support.commands import invoked, output
 from tests.support.manifests import manifests
 from tests.support.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
 from tests.support.raylets import LOOPBACK, ROOT
@@ -252,8 +251,8 @@ def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_pa
     site.server.start()
     assert shown(site.server.uri) == saved
 
-    replayed = CliRunner().invoke(
-        app, ["--all", "--store", str(tmp_path / "store"), "--tracking-uri", site.server.uri]
+    replayed = invoked(
+        app, "--all", "--store", tmp_path / "store", "--tracking-uri", site.server.uri
     )
     assert replayed.exit_code == 0, replayed.output
     assert logged(site.server.uri) == before

@@ -43,8 +43,7 @@ def test_scrape_configurations_and_alerts_are_valid(name: str, tmp_path: Path) -
         scrape.pop("kubernetes_sd_configs", None)
     shutil.copy(FOLDER / "alerts.yml", tmp_path)
     (tmp_path / name).write_text(yaml.safe_dump(configuration))
-    said = output("promtool", "check", "config", tmp_path / name)
-    assert "SUCCESS: 6 rules found" in said
+    assert "SUCCESS: 6 rules found" in output("promtool", "check", "config", tmp_path / name)
 
 
 def test_both_configurations_have_the_same_jobs() -> None:

@@ -101,13 +101,11 @@ def test_json_answers_equal_the_models(
     service: Service, expected: torch.Tensor, data: list[Any]
 ) -> None:
     for path in ("mlp", "mlp/versions/1"):
-        answer = infer(service, asked({**INPUT, "data": data}, id="7"), path=path)
-        found = answer.json()
+        found = infer(service, asked({**INPUT, "data": data}, id="7"), path=path).json()
         (output,) = found.pop("outputs")
         assert found == {"model_name": "mlp", "model_version": "1", "id": "7"}
         assert (output["name"], output["datatype"]) == ("output", "FP32")
-        values = torch.tensor(output["data"]).reshape(output["shape"])
-        assert torch.equal(values, expected)
+        assert torch.equal(torch.tensor(output["data"]).reshape(output["shape"]), expected)
 
 
 @pytest.mark.parametrize(
@@ -305,5 +303,4 @@ def test_tritons_client_gets_the_models_answers(
             address = started.url.removeprefix("http://")
             done = finished(CLIENT_PYTHON, script, address, model, arrays)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert found == {"json": 0.0, "binary": 0.0, "mixed": 0.0, "refused": 400}
+        assert json.loads(done.stdout) == {"json": 0.0, "binary": 0.0, "mixed": 0.0, "refused": 400}

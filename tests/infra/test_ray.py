@@ -66,8 +66,7 @@ def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
     from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 
     types = AutoscalingConfig(prepared, skip_content_hash=True).get_node_type_configs()
-    head = types.pop(prepared["head_node_type"])
-    assert head.resources == {"CPU": 0}
+    assert types.pop(prepared["head_node_type"]).resources == {"CPU": 0}
     assert set(types) == set(FLEET)
     for name, found in types.items():
         assert found.labels == labels_of(name)

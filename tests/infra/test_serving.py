@@ -18,19 +18,17 @@ from safetensors.torch import load, save
 import freezer
 from freezer.errors import ContractError
 from freezer.files import cache_folder
-from freezer.runtime.tensor_files import tensor_bytes
-from freezer.runtime.tensors import to_array, to_tensor
-from freezer.spec import DTYPES, declared_spec
+from freezer.runtime.tensors import to_array
 from freezer.store import Store
 from infra.serving import model_server
-from infra.serving.bodies import BINARY, BODY_BYTES, JSON, read_safetensors, write_json
+from infra.serving.bodies import BINARY, BODY_BYTES, JSON, write_json
 from tests.conftest import Frozen
 from tests.support.buckets import Wire
 from tests.support.keys import make_pair
 from tests.support.raylets import LOOPBACK, wait_until
 from tests.support.served import Held, Service, serving
 from tests.support.services import X, json_of, publish, with_golden
-from tests.support.steps import HERE, copy_of, random_inputs
+from tests.support.steps import HERE, copy_of
 from tests.support.wrong_inputs import TENSOR_FILES
 
 
@@ -50,20 +48,6 @@ def test_answers_equal_those_of_the_loaded_model(service: Service, published: St
     contract = service.get("/contract").json()
     assert [item["name"] for item in contract["inputs"]["inputs"]] == ["x"]
     assert [item["name"] for item in contract["outputs"]] == ["output"]
-
-
-def test_inductor_answers_both_forms(inductor: Frozen, tmp_path: Path) -> None:
-    store, x = Store.open(str(tmp_path), create=True), random_inputs(2, 3, 16, 16)
-    store.publish("conv", source_key="key", artifacts=[inductor.artifact])
-    expected = freezer.load("conv", store=store.uri)(x)
-    with serving(store, "conv") as native:
-        native.wait_for_version(1)
-        torch.testing.assert_close(
-            torch.tensor(native.predict(json_of(x)).json()["output"]), expected
-        )
-        torch.testing.assert_close(
-            load(native.predict(save({"x": x}), BINARY).content)["output"], expected
-        )
 
 
 @pytest.mark.parametrize(
@@ -91,15 +75,6 @@ def test_wrong_input_gets_422(service: Service, body: bytes, media_type: str) ->
     detail = answer.json()["detail"]
     assert (detail.startswith("CP-CONTRACT: "), "\n" in detail) == (True, False), detail
     assert service.metric("requests_total", outcome="invalid") == before + 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_binary_bodies_hold_every_dtype(dtype: str) -> None:
-    tensors = {"x": torch.tensor([[0, 1], [1, 0]]).to(getattr(torch, dtype))}
-    for given in (tensors, {"x": tensors["x"][:0]}):
-        spec = declared_spec({"x": {"shape": list(given["x"].shape), "dtype": dtype}}, {})
-        array = read_safetensors(tensor_bytes(given), spec)["x"]
-        assert torch.equal(to_tensor(array), given["x"])
 
 
 def test_complex_outputs_need_binary_bodies() -> None:

@@ -197,8 +197,7 @@ def test_ray_serve_places_classes_on_their_nodes(published: Store, tmp_path: Pat
                 headers = {"content-type": BINARY}
                 answer = requests.post(url, data=save({"x": X}), headers=headers, timeout=60)
                 torch.testing.assert_close(load(answer.content)["output"], expected)
-                wrong = requests.post(url, data=json_of(X[:, :3]), timeout=60)
-                assert wrong.status_code == 422
+                assert requests.post(url, data=json_of(X[:, :3]), timeout=60).status_code == 422
             finally:
                 driver.send_signal(signal.SIGINT)
                 driver.communicate(timeout=60)

@@ -8,7 +8,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from freezer.cli import exiting
 from freezer.cli.app import CAMPAIGN_COMMANDS, app
@@ -21,6 +20,7 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from tests.support.commands import invoked
 from tests.support.steps import python
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -59,7 +59,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.usefixtures("checkout")
 def test_a_store_that_is_missing_exits_with_3(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", "a", "b", "--store", str(tmp_path / "none")])
+    done = invoked(app, "compare", "a", "b", "--store", tmp_path / "none")
     assert (done.exit_code, done.stderr.startswith("CP-STORE-UNREACHABLE: ")) == (3, True)
 
 

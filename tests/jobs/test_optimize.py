@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import jobs.optimize
 import pipeline
 from freezer.errors import CatalogError
 from pipeline.config import Config
 from pipeline.reporting import CampaignReport
+from tests.support.commands import invoked
 from tests.support.steps import HERE
 
 CATALOG = """
@@ -34,9 +34,8 @@ def test_an_unwritable_json_file_exits_with_3(
         return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
 
     monkeypatch.setattr(import_module("pipeline.run"), "run", finished)
-    done = CliRunner().invoke(
-        jobs.optimize.app,
-        [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")],
+    done = invoked(
+        jobs.optimize.app, tmp_path / "c.yaml", "--json", tmp_path / "folder" / "out.json"
     )
     assert done.exit_code == 3
     assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr
@@ -50,9 +49,7 @@ def test_the_address_of_a_dashboard_is_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], address: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
-    done = CliRunner().invoke(
-        jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments]
-    )
+    done = invoked(jobs.optimize.app, "catalog.yaml", "--store", tmp_path / "store", *arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"CP-USAGE: the address {address!r}"), done.stderr
     assert not (tmp_path / "store").exists()
@@ -77,7 +74,7 @@ def written(folder: Path, device_class: str) -> str:
 def test_explain_plans_all_classes_without_ray(tmp_path: Path) -> None:
     catalog = written(tmp_path, "auto, cuda-sm75")
     arguments = [catalog, "--explain", "--store", str(tmp_path / "store")]
-    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    done = invoked(jobs.optimize.app, *arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     for name in (HERE, "cuda-sm75"):
         assert f"good {name}: build torchscript-frozen; judge (never done)" in done.output
@@ -88,10 +85,10 @@ def test_explain_plans_all_classes_without_ray(tmp_path: Path) -> None:
 def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
     catalog = written(tmp_path, "auto")
     arguments = [catalog, "--check", "--store", str(tmp_path / "store")]
-    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    done = invoked(jobs.optimize.app, *arguments, catch_exceptions=False)
     assert (done.exit_code, done.stdout) == (0, f"{catalog}: entries: 1, errors: 0\n")
     written(tmp_path, "no-such-class")
-    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
+    done = invoked(jobs.optimize.app, *arguments, catch_exceptions=False)
     assert done.exit_code == 2
     assert "no-such-class" in done.stderr
     assert not (tmp_path / "store").exists()
@@ -118,7 +115,7 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
 def test_options_without_an_effect_are_rejected(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    done = CliRunner().invoke(jobs.optimize.app, [*arguments, "--store", str(tmp_path / "store")])
+    done = invoked(jobs.optimize.app, *arguments, "--store", tmp_path / "store")
     assert done.exit_code == 2
     assert done.stderr.replace("\n", " ").startswith(said)
     assert not (tmp_path / "store").exists()
@@ -132,13 +129,12 @@ def test_watch_repeats_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
         passes.append(len(passes))
         if len(passes) == 1:
             raise CatalogError("no models", code="CP-CATALOG-EMPTY")
-        ended = len(passes) == 3
         return CampaignReport(
-            campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=ended
+            campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=len(passes) == 3
         )
 
     monkeypatch.setattr(import_module("pipeline.run"), "run", run)
-    done = CliRunner().invoke(jobs.optimize.app, ["mlflow:", "--watch", "1"])
+    done = invoked(jobs.optimize.app, "mlflow:", "--watch", "1")
     assert (done.exit_code, passes) == (130, [0, 1, 2])
 
 
@@ -158,7 +154,7 @@ def test_check_refuses_what_a_run_would(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     (tmp_path / "c.yaml").write_text(REFUSED)
-    done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), "--check"])
+    done = invoked(jobs.optimize.app, tmp_path / "c.yaml", "--check")
     assert done.exit_code == 2
     codes = re.findall(r"^(CP-[\w-]+): entry '(\w+)'", done.stderr, re.MULTILINE)
     assert codes == [("CP-OUTPUTS", "cache"), ("CP-TRUST", "code")]
@@ -175,9 +171,8 @@ def test_variables_of_other_tools_are_defaults(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(import_module("pipeline.run"), "run", run)
     monkeypatch.setattr("pipeline.cluster.in_child", lambda drive: drive())
-    assert CliRunner().invoke(jobs.optimize.app, ["c.yaml"]).exit_code == 0
-    entry = pipeline.Entry(name="a", source="python:m:f")
-    configs.append(pipeline.Config(catalog=[entry]))
+    assert invoked(jobs.optimize.app, "c.yaml").exit_code == 0
+    configs.append(pipeline.Config(catalog=[pipeline.Entry(name="a", source="python:m:f")]))
     for config in configs:
         assert config.tracking_uri == "http://mlflow:5000"
         assert "head:6379" in config.places

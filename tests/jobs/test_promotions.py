@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import requests
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from freezer.store import Store
 from jobs.lifecycle import gc_app, promote_app
 from jobs.optimize import _watch
 from jobs.results import history_app
+from tests.support.commands import invoked
 from tests.support.raylets import LOOPBACK, free_port
 from tests.support.steps import write_plain_artifact
 
@@ -55,7 +56,7 @@ def hook() -> Iterator[HTTPServer]:
 
 
 def run(app: Any, *arguments: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, [*arguments])
+    done = invoked(app, *arguments)
     assert done.exit_code == code, (done.output, done.exception)
     return done
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from freezer.errors import UsageError
 from freezer.store import Store
@@ -22,7 +21,7 @@ from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
 from pipeline.sources import named_files
 from tests.support.campaign_runs import HANGS, RAISES, write_catalog
-from tests.support.commands import Done, finished
+from tests.support.commands import Done, finished, invoked
 from tests.support.heads import Head, started_head
 from tests.support.raylets import ROOT
 
@@ -136,9 +135,7 @@ def test_a_dry_run_lists_files_and_submits_nothing(
     write_files(tmp_path, "bert/config.json")
     (tmp_path / "bert" / "linked").symlink_to("/etc/hostname")
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(
-        app, ["catalog.yaml", *PLACES, "--address", "http://127.0.0.1:9", "--dry-run"]
-    )
+    done = invoked(app, "catalog.yaml", *PLACES, "--address", "http://127.0.0.1:9", "--dry-run")
     assert done.exit_code == 0, done.output
     assert re.search(
         r"^would submit \d+ files, \d\.\d MB\n",
@@ -156,8 +153,7 @@ def test_a_dry_run_lists_files_and_submits_nothing(
     ],
 )
 def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: int) -> None:
-    job = Job(id="j", status=status, message="", exit_code=code)
-    assert job.verdict == verdict
+    assert Job(id="j", status=status, message="", exit_code=code).verdict == verdict
 
 
 # Status
@@ -179,16 +175,16 @@ def test_status_of_running_dead_and_unknown_campaigns(tmp_path: Path) -> None:
     with Ledger(store, "c") as ledger:
         ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
         ledger.append("build", "b", model="m0", device_class="portable", data={"failure": None})
-        shown = CliRunner().invoke(status_app, ["c", "--store", str(tmp_path), "--json"])
+        shown = invoked(status_app, "c", "--store", tmp_path, "--json")
         assert shown.exit_code == 0, shown.stderr
         found: dict[str, Any] = json.loads(shown.stdout)
         lease = (ledger.folder / "lease-c.json").read_text()
     assert (found["state"], found["planned"], found["built"]) == ("running", 3, 1)
     dead = json.loads(lease) | {"pid_started": 1}
     (ledger.folder / "lease-c.json").write_text(json.dumps(dead))
-    text = CliRunner().invoke(status_app, ["c", "--store", str(tmp_path)]).stdout
+    text = invoked(status_app, "c", "--store", tmp_path).stdout
     assert "its driver is dead: `coldpress optimize c.yaml --campaign c --store " in text
-    unknown = CliRunner().invoke(status_app, ["d", "--store", str(tmp_path)])
+    unknown = invoked(status_app, "d", "--store", tmp_path)
     assert (unknown.exit_code, "has no campaign 'd'; it has: c" in unknown.stderr) == (2, True)
 
 

@@ -6,19 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from freezer.store import Store
 from pipeline.ledger import Ledger
 from tests.support.shown import empty_database
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an empty database, mlflow.db: making one takes MLflow seconds."""
-    folder = tmp_path_factory.mktemp("template")
-    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
-    return folder
 
 
 @pytest.fixture

@@ -38,8 +38,7 @@ def artifacts(scripted: Frozen, portable: Frozen) -> dict[str, Artifact]:
 def campaign(tmp_path: Path, uri: str, artifacts: dict[str, Artifact]) -> Store:
     """A store after a campaign that logged `first` to MLflow."""
     store = Store.open(str(tmp_path / "store"), create=True)
-    report = run_judged(store, uri, "one", artifacts, models=FIRST)
-    assert report.exit_code == 0
+    assert run_judged(store, uri, "one", artifacts, models=FIRST).exit_code == 0
     return store
 
 
@@ -145,8 +144,7 @@ def test_finished_work_is_removed(campaign: Store) -> None:
 def test_a_running_campaign_keeps_everything(campaign: Store) -> None:
     work(campaign, *WORK_FILES)
     for number in ("2", "3"):
-        first = campaign.version("first:1").descriptor
-        campaign.layout("first").retag({number: first})
+        campaign.layout("first").retag({number: campaign.version("first:1").descriptor})
     with Ledger(campaign, "one"):  # it has not recorded what it is about
         assert not cleaned(campaign)
         assert left(campaign) == set(WORK_FILES)
@@ -161,8 +159,7 @@ def test_unfinished_campaigns_keep_their_work(campaign: Store) -> None:
     work(campaign, *WORK_FILES, "judged/k-second/a", "candidates/d/a")
     with Ledger(campaign, "killed") as ledger:
         ledger.append("campaign", "killed", model="", device_class="", data=_record("second"))
-        data = {"failure": None}
-        ledger.append("build", "d", model="second", device_class="portable", data=data)
+        ledger.append("build", "d", model="second", device_class="portable", data={"failure": None})
     cleaned(campaign)
     assert left(campaign) == {"judged/k-second/a", "candidates/d/a"}
 

@@ -107,8 +107,7 @@ def runs_of(folder: Path) -> list[tuple[Any, ...]]:
 def test_replay_adds_no_runs(campaign: Path) -> None:
     before = runs_of(campaign)
     places = ("--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
-    program = "from jobs.results import replay_app; replay_app()"
-    python(campaign, "-c", program, "golden", *places)
+    python(campaign, "-c", "from jobs.results import replay_app; replay_app()", "golden", *places)
     assert runs_of(campaign) == before
 
 

@@ -67,8 +67,7 @@ class Site:
     @property
     def images(self) -> dict[str, str]:
         """Digests of the images that `latest` has, by class."""
-        images = self.store.version("mlp").images
-        return {name: image.digest for name, image in images.items()}
+        return {name: image.digest for name, image in self.store.version("mlp").images.items()}
 
     def has_judged(self, item: Item) -> bool:
         """Whether the folder of a judged artifact is left."""
@@ -78,8 +77,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen) -> Site:
     model = replace(entry("mlp", tmp_path), device_classes=("auto",))
-    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
-    return Site(model, store, ledger, artifacts)
+    return Site(model, store, ledger, {HERE: scripted.artifact, "portable": portable.artifact})
 
 
 def test_version_is_published_after_the_last_class(site: Site) -> None:
@@ -212,8 +210,7 @@ def test_equal_models_have_separate_artifacts(site: Site, tmp_path: Path) -> Non
     models = [replace(site.model, name=name) for name in ("mlp", "twin")]
     twins = plan_of(models, site.store, site.ledger, classes=("portable",))
     assert len({item.judge.digest for item in twins.items}) == 1
-    final = site.publish(twins, "published", "published")
-    assert [outcome.version for outcome in final] == [1, 1]
+    assert [outcome.version for outcome in site.publish(twins, "published", "published")] == [1, 1]
     for name in ("mlp", "twin"):
         pulled = site.store.pull(site.store.version(name), "portable", tmp_path / name)
         assert pulled.manifest.model == name

@@ -104,6 +104,7 @@ def ship_files(folder: Path) -> None:
         torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(folder / "linear.pt"))
 
 
-def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    report = json.loads((folder / "out.json").read_text())
+def outcomes(folder: Path, name: str = "out") -> dict[tuple[str, str], dict[str, Any]]:
+    """The outcomes of a campaign's report, by model and class."""
+    report = json.loads((folder / f"{name}.json").read_text())
     return {(item["model"], item["device_class"]): item for item in report["outcomes"]}

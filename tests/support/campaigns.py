@@ -20,7 +20,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency, write_artifact
-from freezer.freezing.sources import parse_source
+from freezer.freezing.sources import Source, parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
 from pipeline.campaign import Campaign
@@ -103,12 +103,18 @@ def entry(
 GOOD_FOLDER = ROOT / "tests" / "pipeline" / "models"
 
 
+def good_source(function: str = "campaign_models:good", **args: object) -> Source:
+    """A function of GOOD_FOLDER as the source of a model."""
+    path = (str(GOOD_FOLDER),)
+    return parse_source(f"python:{function}", folder=GOOD_FOLDER, search_path=path, args=args)
+
+
 def good_entry() -> Entry:
     """The entry of a model that workers can load."""
-    path = (str(GOOD_FOLDER),)
+    source = good_source()
     return Entry(
         name="good",
-        source=parse_source("python:campaign_models:good", folder=GOOD_FOLDER, search_path=path),
+        source=source,
         spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
         samples=None,
         task_metric=None,
@@ -116,7 +122,7 @@ def good_entry() -> Entry:
         device_classes=(HERE,),
         recipes=("torchscript-frozen",),
         files=(),
-        search_path=path,
+        search_path=source.search_path,
     )
 
 
@@ -199,61 +205,70 @@ def run_judged(
     artifacts: Mapping[str, Artifact],
     *,
     models: Models = MODELS,
-    problems: tuple[Outcome, ...] = (),
     after: Callable[[int], None] = lambda _: None,
     tags: Mapping[str, str] | None = None,
     registered_name: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    apart: bool = False,
-    display: Display | None = None,
+    **options: Any,
 ) -> CampaignReport:
     """Run a campaign to its end.
 
-    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count.
+    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count;
+    `options` as for `run_with`."""
+    entries = [
+        entry(name, store.root.parent, tags=tags, registered_name=registered_name, limits=limits)
+        for name in models
+    ]
+
+    def made_by_judge(item: Item) -> Outcome:
+        verdict = models[item.entry.name][item.device_class]
+        artifact = artifacts[item.device_class] if verdict == "published" else None
+        return judged(item, verdict, store, artifact)
+
+    def executor(plan: Plan, _: Ledger, __: FileDigests) -> Executor:
+        return cast(Executor, Judged(plan, made_by_judge, after))
+
+    return run_with(executor, store, uri, campaign, entries, **options)
+
+
+def run_with(
+    executor: Callable[[Plan, Ledger, FileDigests], Executor],
+    store: Store,
+    uri: str,
+    campaign: str,
+    entries: Sequence[Entry],
+    *,
+    problems: tuple[Outcome, ...] = (),
+    apart: bool = False,
+    display: Display | None = None,
+) -> CampaignReport:
+    """Run a campaign to its end with an executor of its plan.
+
     MLflow is written by this process, or with `apart`, as in any campaign, by another."""
-    with Ledger(store, campaign) as ledger:
+    with Ledger(store, campaign) as ledger, ExitStack() as held:
         digests = FileDigests(store.root / "digests.json")
-        folder = store.root.parent
-        entries = [
-            entry(name, folder, tags=tags, registered_name=registered_name, limits=limits)
-            for name in models
-        ]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests)
-        config = Config(
-            catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
+        tracker: Tracker | TrackerProcess
+        if apart:
+            tracker = held.enter_context(
+                TrackerProcess(uri, campaign, str(store.root), mode="copy")
+            )
+        else:
+            tracker = Tracker(uri, campaign, store, mode="copy")
+        running = Campaign(
+            config=Config(
+                catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
+            ),
+            plan=plan,
+            executor=executor(plan, ledger, digests),
+            store=store,
+            ledger=ledger,
+            tracker=tracker,
+            display=display or LineDisplay(Console(file=io.StringIO())),
         )
-        display = display or LineDisplay(Console(file=io.StringIO()))
-
-        def made_by_judge(item: Item) -> Outcome:
-            verdict = models[item.entry.name][item.device_class]
-            return judged(
-                item,
-                verdict,
-                store,
-                artifacts[item.device_class] if verdict == "published" else None,
-            )
-
-        executor = Judged(plan, made_by_judge, after)
-        with ExitStack() as held:
-            tracker: Tracker | TrackerProcess
-            if apart:
-                tracker = held.enter_context(
-                    TrackerProcess(uri, campaign, str(store.root), mode="copy")
-                )
-            else:
-                tracker = Tracker(uri, campaign, store, mode="copy")
-            running = Campaign(
-                config=config,
-                plan=plan,
-                executor=cast(Executor, executor),
-                store=store,
-                ledger=ledger,
-                tracker=tracker,
-                display=display,
-            )
-            return running.run(problems, continued, started)
+        return running.run(problems, continued, started)
 
 
 def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:

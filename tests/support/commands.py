@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner, Result
 
 from tests.support.raylets import ROOT
 
@@ -44,3 +49,31 @@ def output(*command: object, env: Mapping[str, str] | None = None, cwd: Path = R
     done = finished(*command, env=env, cwd=cwd)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+def invoked(app: typer.Typer, *words: object, **options: Any) -> Result:
+    """Run a command in this process, and keep its output and its exception."""
+    return CliRunner().invoke(app, [str(word) for word in words], **options)
+
+
+def together(code: str, arguments: Sequence[Sequence[object]]) -> list[str]:
+    """Run code in several interpreters, and return what each prints; each prints `ready` and then
+    reads a line, which comes when all are ready.
+    """
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for given in arguments
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    return [child.communicate(timeout=120)[0] for child in children]

@@ -9,7 +9,6 @@ judges are real tasks, in this process, whose children are replaced."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import signal
@@ -20,19 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
-from pipeline.campaign import Campaign
-from pipeline.config import Config
-from pipeline.ledger import Continued, Ledger
-from pipeline.planning import FileDigests
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, Plan
 from pipeline.records import BuildResult, Failure
-from pipeline.reporting import LineDisplay
 from pipeline.scheduling import Executor
 from pipeline.sources import Materials
-from pipeline.tracking import Tracker
 from pipeline.worker import (
     BuildRequest,
     JudgeRequest,
@@ -42,7 +36,7 @@ from pipeline.worker import (
 )
 from pipeline.worker.child import End
 from pipeline.workspace import remove_abandoned, workplace
-from tests.support.campaigns import entry, plan_of
+from tests.support.campaigns import entry, run_with
 from tests.support.one_node import InProcess, OneNode
 from tests.support.steps import HERE
 
@@ -156,31 +150,15 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
     uri = f"sqlite:///{folder}/mlflow.db"
     for module in (build_task, judge_task):
         setattr(module, "in_child", child_of(artifacts))  # noqa: B010
-    display = LineDisplay(Console(file=io.StringIO()))
-    with Ledger(store, CAMPAIGN) as ledger:
-        remove_abandoned(store.root)
-        digests = FileDigests(store.root / ".coldpress" / "digests.json")
-        entries = [entry(name, folder, tags={"team": "a"}) for name in MODELS]
-        started = 1_700_000_000.0
-        continued = Continued(ledger, started)
-        plan = plan_of(entries, store, ledger, digests=digests)
-        config = Config(
-            catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN
-        )
+    remove_abandoned(store.root)
+    entries = [entry(name, folder, tags={"team": "a"}) for name in MODELS]
+
+    def executor(plan: Plan, ledger: Ledger, digests: FileDigests) -> Executor:
         materials = Materials(store.root, uri, digests)
-        executor = Executor(
-            plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show
-        )
-        campaign = Campaign(
-            config=config,
-            plan=plan,
-            executor=executor,
-            store=store,
-            ledger=ledger,
-            tracker=Tracker(uri, CAMPAIGN, store, mode="copy"),
-            display=display,
-        )
-        return campaign.run((), continued, started).exit_code
+        fleet = OneNode(InProcess(), store.root)
+        return Executor(plan, fleet, store, ledger, materials, lambda _: None)
+
+    return run_with(executor, store, uri, CAMPAIGN, entries).exit_code
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:

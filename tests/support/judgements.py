@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from freezer.artifact import ColdStart, MeasuredLatency, Payload
+from freezer.artifact import ColdStart, MeasuredLatency
 from freezer.freezing.judging import Cell, Judgement, Trial
 from freezer.freezing.recipes import EAGER
 from freezer.timing import Sampling, Speedup
-from tests.support.steps import plain_candidate
+from tests.support.steps import plain_candidate, plain_payload
 
 
 def trial(
@@ -22,14 +22,7 @@ def trial(
     **changes: Any,
 ) -> Trial:
     """A timed trial; the interval of its speedup is 5% to each side."""
-    payload = Payload(
-        path="payloads/all.pt2",
-        digest="",
-        size_bytes=int(size_mb * 1e6),
-        kind="exported",
-        num_threads=1,
-        dims=(),
-    )
+    payload = plain_payload(num_threads=1, size_bytes=int(size_mb * 1e6))
     cold_start = ColdStart(
         import_torch_ms=1e3,
         open_ms=load_ms / 2,

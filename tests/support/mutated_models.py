@@ -25,16 +25,22 @@ class Architecture:
     inputs: Mapping[str, Tensor]
     dims: _Dims
 
-    def graph(self) -> GraphModule:
-        """A new copy."""
+    def model(self) -> nn.Module:
+        """A new model."""
         torch.manual_seed(0)
         model = self.make().eval()
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and ("norm" in name or name.endswith("bias")):
                 tensor.add_(0.3 * torch.rand_like(tensor))
-        shapes = {}
-        for name in self.inputs:
-            shapes[name] = dict.fromkeys(self.dims.get(name, {}), torch.export.Dim.AUTO)
+        return model
+
+    def graph(self) -> GraphModule:
+        """A new copy."""
+        model = self.model()
+        shapes = {
+            name: dict.fromkeys(self.dims.get(name, {}), torch.export.Dim.AUTO)
+            for name in self.inputs
+        }
         exported = torch.export.export(model, (), dict(self.inputs), dynamic_shapes=shapes)
         graph = exported.module(check_guards=False)
         assert isinstance(graph, GraphModule)

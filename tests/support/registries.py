@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ from typing import Any
 import pytest
 import urllib3
 import yaml
+
+from tests.support.raylets import LOOPBACK, free_port, wait_until
 
 USER, SECRET = "robot", "s3cret-word"
 BASIC = base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
@@ -43,12 +44,6 @@ class RunningRegistry:
     authority: Path
     docker_config: Path
     storage: Path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
@@ -81,7 +76,7 @@ def running_registry(folder: Path) -> Iterator[RunningRegistry]:
         ["htpasswd", "-Bbn", USER, SECRET], capture_output=True, text=True, check=True
     )
     (folder / "users").write_text(users.stdout)
-    host, storage = f"127.0.0.1:{free_port()}", folder / "storage"
+    host, storage = f"{LOOPBACK}:{free_port()}", folder / "storage"
     config = {
         "version": 0.1,
         "log": {"level": "error", "accesslog": {"disabled": True}},
@@ -99,7 +94,7 @@ def running_registry(folder: Path) -> Iterator[RunningRegistry]:
             ["docker-registry", "serve", str(folder / "config.yml")], stdout=log, stderr=log
         )
     try:
-        _wait(host, child)
+        wait_until(lambda: _listens(host), "docker-registry starts", 20)
         write_login(folder / "docker", host)
         yield RunningRegistry(
             host=host, authority=certificate, docker_config=folder / "docker", storage=storage
@@ -109,14 +104,9 @@ def running_registry(folder: Path) -> Iterator[RunningRegistry]:
         child.wait(10)
 
 
-def _wait(host: str, child: subprocess.Popen[bytes]) -> None:
-    name, _, port = host.partition(":")
-    until = time.monotonic() + 20
-    while time.monotonic() < until and child.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection((name, int(port)), 1):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"docker-registry does not start: {child.poll()}")
+def _listens(host: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, int(host.rpartition(":")[2]))) == 0
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from freezer.artifact import (
     Manifest,
     Needs,
     Payload,
+    PayloadKind,
     RecipeRecord,
     file_ref,
 )
@@ -38,8 +38,10 @@ from freezer.freezing.models import Dims, Subject, SubjectOptions, example_spec,
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import Target, class_here, target_here
 from freezer.hardware import auto_classes, detect
+from freezer.runtime.contract import OpenPayload
+from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.tensor_files import load_tensors, save_tensors
-from freezer.runtime.tensors import dtypes_of, program_tensors
+from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
 from freezer.spec import (
     Dim,
     InputSpec,
@@ -49,6 +51,7 @@ from freezer.spec import (
     SamplingPolicy,
     TensorSpec,
 )
+from tests.support.commands import finished
 
 QUICK = SamplingPolicy(
     time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
@@ -133,6 +136,21 @@ def judgement_of(
     return judge(session_of(subject, target, limits=limits, **kwargs), candidates)
 
 
+def judgement_in_place(
+    model: nn.Module,
+    served: nn.Module,
+    inputs: Mapping[str, Any],
+    folder: Path,
+    recipe: str = "torchscript-frozen",
+    dims: Mapping[str, Mapping[int, Dim]] | None = None,
+    **options: Any,
+) -> Judgement:
+    """Judge what was built from another model as a candidate of a model."""
+    subject = subject_of(model, inputs, dims)
+    other = candidate_of(subject_of(served, inputs, dims), recipe, folder / "served")
+    return judgement_of(subject, [replace(other, weights=subject.weights)], **options)
+
+
 def session_of(subject: Subject, target: Target, **kwargs: Any) -> Session:
     """A session that samples quickly and publishes at any speed, unless told otherwise."""
     return open_session(subject, target, **{"limits": ANY_SPEED, "policy": QUICK, **kwargs})
@@ -153,6 +171,34 @@ def rules(**changes: Any) -> Session:
         gate=nothing,
     )
     return replace(plain, **changes)
+
+
+def plain_payload(
+    kind: PayloadKind = "exported", num_threads: int | None = None, **changes: Any
+) -> Payload:
+    """A payload without a file."""
+    plain = Payload(
+        path="payloads/all.pt2",
+        digest=f"sha256:{'0' * 64}",
+        size_bytes=1,
+        kind=kind,
+        num_threads=num_threads,
+    )
+    return replace(plain, **changes)
+
+
+def frozen_function(
+    run: Callable[..., Any], spec: InputSpec, result: Any, *payloads: Payload, **options: Any
+) -> FrozenModel:
+    """A frozen model whose payloads are one Python function, which gives such a result."""
+    structure, leaves = flatten(result)
+    return FrozenModel(
+        spec=spec,
+        outputs=output_specs(structure, leaves),
+        structure=structure,
+        payloads=[OpenPayload(payload=payload, run=run) for payload in payloads],
+        options=CallOptions(**options),
+    )
 
 
 def plain_candidate(*payloads: Payload, **changes: Any) -> Candidate:
@@ -217,14 +263,7 @@ def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: A
     path = folder / "payloads" / "all.pt2"
     path.write_bytes(content)
     (folder / GOLDEN_INPUTS).write_bytes(b"golden")
-    payload = Payload(
-        path="payloads/all.pt2",
-        digest=digest_file(path),
-        size_bytes=len(content),
-        kind="exported",
-        num_threads=None,
-        dims=(BATCH,),
-    )
+    payload = plain_payload(digest=digest_file(path), size_bytes=len(content), dims=(BATCH,))
     files = (file_ref(folder, GOLDEN_INPUTS, MEDIA_SAFETENSORS),)
     return rewritten(Artifact(folder=folder, manifest=manifest_of(payload, files=files)), **changes)
 
@@ -276,9 +315,6 @@ def python(
     code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120
 ) -> str:
     """Run code in a new interpreter and return its output; the test fails if it fails."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s
-    )
+    done = finished(sys.executable, "-c", code, *args, env=env, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

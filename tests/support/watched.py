@@ -23,14 +23,10 @@ import pipeline.worker.build_task
 import pipeline.worker.judge_task
 from freezer.cli import exiting
 from freezer.errors import INFRASTRUCTURE
-from freezer.spec import SamplingPolicy
 from pipeline.config import Config
 from pipeline.reporting import LineDisplay
 from pipeline.run import run
-
-POLICY = SamplingPolicy(
-    time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0
-)
+from tests.support.drive import POLICY
 
 
 @dataclass(frozen=True, kw_only=True)

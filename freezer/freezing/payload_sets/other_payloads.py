@@ -211,7 +211,7 @@ def _for_all_sizes(session: Session, judgement: Judgement, best: Trial) -> Judge
     trial = replace(best, candidate=candidate).without_payloads(dropped)
     second = replace(judgement, trials=(trial,))
     if session.timed:
-        with judging_conditions(session.target):
+        with working_conditions(session.target):
             cells = time_sizes(session, [candidate], session.subject.points)
         second = with_figures(session, second, cells)
         (trial,) = second.trials

@@ -159,8 +159,7 @@ def _code_in(
     names: Sequence[str],
     read: Callable[[str], bytes],
 ) -> str | None:
-    lower_names = {name.lower() for name in names}
-    if len(lower_names) < len(names):  # torch finds files in any case
+    if len({name.lower() for name in names}) < len(names):  # torch finds files in any case
         return "two files of one name"
     pickled: set[str] = set()
     for name in names:
@@ -172,8 +171,7 @@ def _code_in(
             if text is not None:
                 return f"the expression {text!r:.80} in {name}"
             if record.get("use_pickle"):
-                path = str(record.get("path_name"))
-                pickled.add(path.lower())
+                pickled.add(str(record.get("path_name")).lower())
     for name in names:
         _, _, base = name.lower().rpartition("/")
         is_pickle = base.endswith(".pt") or base in pickled

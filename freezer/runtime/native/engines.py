@@ -247,8 +247,7 @@ def _read(path: Path) -> tuple[str, Array, EngineCalls]:
         info = archive.getinfo(WEIGHTS_FILE)
     weights: Array = np.empty(0, np.uint8)
     if info.file_size:
-        begin = begin_of(path, info)
-        weights = np.memmap(path, np.uint8, "c", begin, (info.file_size,))
+        weights = np.memmap(path, np.uint8, "c", begin_of(path, info), (info.file_size,))
     return graph, weights, calls
 
 

@@ -5,8 +5,7 @@ torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,32 +51,14 @@ class ArrayModel(OpenModel):
         ladder: artifacts that were refused before this one at load.
     """
 
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
-        """The model's result.
+    _as_numpy = True
 
-        Raises:
-            ContractError: an input is missing, unknown, or does not meet the contract; with the
-                code CP-FROZEN, the process was forked after the model was loaded.
-            RuntimeError: the payload's code reports an error.
-        """
-        return self.result_of(self.leaves(*args, **kwargs))
-
-    def result_of(self, leaves: Iterable[Array]) -> Any:
-        """See OpenModel."""
-        return self._rebuild(map(widened, leaves))
-
-    def leaves(
-        self,
-        /,  # an input may be named `self`
-        *args: object,
-        **kwargs: object,
-    ) -> list[Array]:
+    def leaves(self, /, *args: object, **kwargs: object) -> list[Array]:
         """The output arrays in the order of `outputs`; see OpenModel."""
         if self._process_id != os.getpid():
             self._refuse_after_fork()
         arrays, point = self._binding.leaves(args, kwargs, checked_array)
-        opened = self._choose(point)
-        outputs: list[Array] = opened.run(arrays)
+        outputs: list[Array] = self._choose(point).run(arrays)
         return outputs
 
 

@@ -9,13 +9,12 @@ from freezer.artifact import (
     payloads_within,
 )
 from freezer.spec import Dim
+from tests.support.steps import plain_payload
 
 
 def payload(name: str, num_threads: int | None, batch: tuple[int, int] = (1, 8)) -> Payload:
     dims = (Dim(name="batch", min=batch[0], max=batch[1]),)
-    return Payload(
-        path=name, digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims
-    )
+    return plain_payload("inductor", num_threads, path=name, dims=dims)
 
 
 ONE = [payload("batch1-threads1", 1, (1, 1)), payload("all-threads1", 1)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from freezer.runtime.tensor_files import load_tensors
 from freezer.spec import Dim
 from freezer.store import Store
 from tests.conftest import Frozen
+from tests.support.commands import output
 from tests.support.raylets import ROOT
 from tests.support.steps import BATCH, HERE, artifact_of, copy_of, quickly, random_inputs
 
@@ -81,9 +81,8 @@ def golden(artifact: Artifact, index: int = 0) -> tuple[dict[str, Tensor], dict[
 def check_answers(artifact: Artifact, config: Path, answers: list[Any]) -> None:
     """Compare the outputs in the order of config.pbtxt with the golden ones, and the dims."""
     _, outputs = golden(artifact)
-    found = ports(config, "output")
     for spec, answer, (_, kind, dims) in zip(
-        artifact.manifest.outputs, answers, found, strict=True
+        artifact.manifest.outputs, answers, ports(config, "output"), strict=True
     ):
         array = np.asarray(answer)
         np.testing.assert_allclose(array, outputs[spec.name].numpy(), rtol=1e-4, atol=1e-5)
@@ -159,9 +158,8 @@ def test_inductor_packages_open_with_torchs_own_loader(
     monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, recipe.name: recipe})
     inputs = {"ids": torch.randint(1, 9, (2, 3)), "values": random_inputs(2, 4)}
     dims = {"ids": {0: BATCH, 1: SEQ}, "values": {0: BATCH}}
-    out = tmp_path / "frozen"
     artifact = artifact_of(
-        quickly(Weighted(), inputs, out, recipe.name, dims=dims, name="weighted")
+        quickly(Weighted(), inputs, tmp_path / "frozen", recipe.name, dims=dims, name="weighted")
     )
     config = write_triton(artifact, tmp_path / "repository")
     file = config.parent / "1" / "model.pt2"
@@ -180,8 +178,7 @@ def test_batches_are_along_a_first_dim_of_all(
     made: Callable[[str], Artifact], tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
-    artifact = made("onnxruntime")
-    config = write_triton(artifact, tmp_path, batch=True)
+    config = write_triton(made("onnxruntime"), tmp_path, batch=True)
     assert [dims for _, _, dims in ports(config, "input")] == [[-1], [4]]
     assert [dims for _, _, dims in ports(config, "output")] == [[3], [1]]
     text = config.read_text()
@@ -235,10 +232,7 @@ def test_configurations_are_of_tritons_schema(
     for batch in (False, True) if recipe == "onnxruntime" else (False,):
         config = write_triton(artifact, tmp_path / str(batch), batch=batch)
         script = ROOT / "tests" / "support" / "triton_config.py"
-        command = [CLIENT_PYTHON, str(script), str(config)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, done.stderr
-        parsed = json.loads(done.stdout)
+        parsed = json.loads(output(CLIENT_PYTHON, script, config))
         assert parsed["name"] == "weighted"
         for side in ("input", "output"):
             found = [

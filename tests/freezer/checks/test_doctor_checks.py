@@ -59,8 +59,7 @@ def test_artifacts_without_their_engine_are_named(
 def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Artifact) -> None:
     Store.open(bucket).publish("tiny", source_key="key", artifacts=[artifact])
     before = objects(s3_address, bucket.removeprefix("s3://"))
-    found = findings(bucket)
-    assert {name: item.level for name, item in found.items()} == {"store": "ok"}
+    assert {name: item.level for name, item in findings(bucket).items()} == {"store": "ok"}
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 

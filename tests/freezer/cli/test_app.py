@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
+from tests.support.commands import output
 from tests.support.models import mlp
 from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, random_inputs
 from tests.support.wrong_inputs import ARRAY_FILES, TENSOR_FILES, npy
@@ -35,13 +35,6 @@ from freezer.cli.app import main
 main()
 """
 """The command with a quick sampling policy, for which it has no option."""
-
-
-def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", QUICKLY, *(str(argument) for argument in arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300
-    )
 
 
 # Reading
@@ -235,13 +228,13 @@ def test_run_reports_a_failing_payload(
 )
 def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     out = tmp_path / "v3"
-    done = in_a_process(
+    words = (
         *("freeze", "python:tests.support.models:mlp", "--args", '{"hidden": 64}', "--out", out),
         *("--inputs", '{"x": {"shape": ["batch", 4]}}', "--dims", '{"batch": {"max": 4}}'),
         *("--recipe", "torchscript-frozen", "--device-class", "cpu-x86-64-v3"),
     )
     # where it is not faster than eager, the portable program is written
-    assert done.returncode == 0, done.stderr
+    output(sys.executable, "-c", QUICKLY, *words)
     manifest = Artifact.read(out).manifest
     assert manifest.device_class in ("cpu-x86-64-v3", "portable")
     host = manifest.provenance["host"]

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.commands import finished
 
 COMMAND = (sys.executable, "-m", "freezer.cli")
 
@@ -19,14 +20,8 @@ def doctor(
     *arguments: object, command: tuple[str, ...] = COMMAND, **environ: str
 ) -> tuple[int, Findings]:
     """The exit code and the findings by check."""
-    done = subprocess.run(
-        [*command, "doctor", "--json", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": "", **environ},
-        timeout=300,
-    )
+    env = {**os.environ, "RAY_ADDRESS": "", **environ}
+    done = finished(*command, "doctor", "--json", *arguments, env=env)
     assert "Traceback" not in done.stderr, done.stderr
     report = json.loads(done.stdout)
     findings = {finding["check"]: finding for finding in report["findings"]}

@@ -10,24 +10,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from freezer.cli.app import app
 from freezer.errors import UsageError
+from tests.support.commands import invoked
 
 
 def test_failed_freeze_writes_its_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     inputs = ("--inputs", '{"x": {"shape": ["rows", 3]}}', "--dims", '{"rows": {"max": 4}}')
     command = ["freeze", "python:tests.support.models:listing", *inputs]
-    done = CliRunner().invoke(app, [*command, "--out", "out", "--recipe", "torchscript-frozen"])
+    done = invoked(app, *command, "--out", "out", "--recipe", "torchscript-frozen")
     assert done.exit_code == 1
     [folder] = (tmp_path / "out.evidence").iterdir()
     assert "evidence and full errors: out.evidence" in done.output
     text = (folder / "errors.txt").read_text()
     assert "torchscript-frozen" in text
     assert "tests/support/models.py" in text
-    done = CliRunner().invoke(app, command)
+    done = invoked(app, *command)
     assert isinstance(done.exception, UsageError)
 
 
@@ -38,21 +38,22 @@ def test_disturbed_freeze_resumes(
     monkeypatch.setattr("freezer.timing.meters.CpuMeter.disturbed", lambda meter, rounds: True)
     inputs = ("--inputs", '{"x": {"shape": [2, 4]}}')
     command = ["freeze", "python:tests.support.models:mlp", *inputs, "--out", "out"]
-    done = CliRunner().invoke(app, [*command, "--recipe", "torchscript-frozen"])
+    done = invoked(app, *command, "--recipe", "torchscript-frozen")
     assert done.exit_code == 1
     assert "coldpress freeze --resume out" in done.output
     assert (tmp_path / "out" / "manifest.json").is_file()
     with caplog.at_level(logging.INFO, "coldpress"):
-        done = CliRunner().invoke(app, ["freeze", "--resume", "out", "--accept-noise"])
+        done = invoked(app, "freeze", "--resume", "out", "--accept-noise")
     assert "comparing outputs" in caplog.text
     assert "building torchscript-frozen" not in caplog.text
     assert done.output.startswith(("published", "unstable", "kept-eager"))
-    done = CliRunner().invoke(app, ["freeze", "--resume", "other"])
+    done = invoked(app, "freeze", "--resume", "other")
     assert isinstance(done.exception, UsageError)
 
 
 SLOW = """
 import time
+from tests.support.commands import invoked
 
 def model(stubborn):
     print("loading", flush=True)

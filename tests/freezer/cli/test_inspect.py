@@ -28,8 +28,7 @@ def test_inspect_prints_code(coldpress: Run, store: Store, tmp_path: Path) -> No
 def test_inspect_reports_missing_and_damaged_texts(
     coldpress: Run, tmp_path: Path, scripted: Frozen
 ) -> None:
-    old = write_plain_artifact(tmp_path / "old")
-    code, _, err = coldpress("inspect", old.folder, "--code")
+    code, _, err = coldpress("inspect", write_plain_artifact(tmp_path / "old").folder, "--code")
     assert code == 1
     assert "tiny for portable contains no evidence/all-code.txt; earlier releases" in err
     damaged = copy_of(scripted.artifact, tmp_path / "damaged")

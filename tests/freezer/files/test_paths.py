@@ -76,7 +76,5 @@ def test_other_places_are_rejected(
 @pytest.mark.parametrize("check", [check_folder, check_file])
 def test_read_only_folders_are_rejected(here: Path, check: Callable[[Path, str], None]) -> None:
     (here / "empty").chmod(0o555)
-    with pytest.raises(
-        UsageError, match=r"no permission to write into .*/empty; name another path"
-    ):
+    with pytest.raises(UsageError):
         check(here / "empty" / "deep" / "new", "--out")

@@ -19,6 +19,7 @@ from freezer.files import scratch_folder, scratch_place
 from freezer.runtime.loaders import open_inductor
 from freezer.runtime.native.payload import TABLE
 from tests.conftest import Frozen
+from tests.support.commands import Done, finished
 from tests.support.steps import HERE, random_inputs
 
 MOUNT = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
@@ -35,25 +36,16 @@ print(model.manifest.device_class, len(model.ladder), ladder)
 """
 
 
-def run_mounted(
-    options: str, place: Path, code: str, artifact: Frozen, **env: str
-) -> subprocess.CompletedProcess[str]:
+def run_mounted(options: str, place: Path, code: str, artifact: Frozen, **env: str) -> Done:
     """Run code on an artifact with a new file system at `place`; skip where processes may not
     mount.
     """
     place.mkdir()
-    inside = ["unshare", "--mount", "sh", "-c", MOUNT, options, str(place)]
-    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode != 0:
+    inside = ("unshare", "--mount", "sh", "-c", MOUNT, options, place)
+    if finished(*inside, "true").returncode != 0:
         pytest.skip("this process may not mount file systems")
-    given = [str(artifact.artifact.folder), str(torch.get_num_threads())]
-    return subprocess.run(
-        [*inside, sys.executable, "-c", code, *given],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **env},
-        timeout=120,
-    )
+    given = (artifact.artifact.folder, torch.get_num_threads())
+    return finished(*inside, sys.executable, "-c", code, *given, env={**os.environ, **env})
 
 
 def test_code_is_loaded_from_the_cache_if_need_be(inductor: Frozen, tmp_path: Path) -> None:

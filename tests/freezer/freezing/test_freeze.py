@@ -124,8 +124,7 @@ def test_own_files_beside_the_evidence_survive(tmp_path: Path) -> None:
     for path in (*own, earlier):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("own")
-    result = quickly(mlp(), {"x": X}, tmp_path / "out", device_class="portable")
-    assert result.artifact is not None
+    assert quickly(mlp(), {"x": X}, tmp_path / "out", device_class="portable").artifact is not None
     assert [path.read_text() for path in own] == ["own", "own"]
     assert not earlier.exists()
 

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import freezer
 from freezer.artifact import Artifact
@@ -20,6 +19,7 @@ from freezer.errors import IncompatibleError, UsageError
 from freezer.freezing.target import target_here
 from freezer.serving.canary import run_canary
 from tests.conftest import Several
+from tests.support.commands import invoked
 from tests.support.steps import (
     HERE,
     copy_of,
@@ -75,18 +75,8 @@ def test_payloads_for_the_exact_thread_count_serve(several: Several, count: int)
 
 
 @pytest.mark.slow
-def test_largest_smaller_count_serves(several: Several) -> None:
-    model = freezer.load(several.artifact.folder, threads=5)
-    assert model.payload_for({"batch": 1}).num_threads == 2
-    for read in (freezer.load, freezer.verify):
-        with pytest.raises(UsageError, match="got threads=0, expected at least 1"):
-            read(several.artifact.folder, threads=0)
-
-
-@pytest.mark.slow
 def test_canary_runs_the_serving_payloads(several: Several, tmp_path: Path) -> None:
-    one = freezer.load(several.artifact.folder, threads=1)
-    run_canary(several.artifact, one)
+    run_canary(several.artifact, freezer.load(several.artifact.folder, threads=1))
     broken = copy_of(several.artifact, tmp_path / "broken")
     (broken.folder / PATHS[4]).write_bytes(b"not a package")
     assert freezer.load(broken.folder, threads=2).payload_for({"batch": 3}).path == PATHS[1], (
@@ -102,7 +92,7 @@ def test_command_takes_thread_counts_and_points(tmp_path: Path) -> None:
     recipe = ("--recipe", "torchscript-frozen", "--device-class", "portable")
     given = ("--threads", "1", "--threads", "2", "--point", "batch=3", "--point", "batch=1")
     command = ("freeze", "python:tests.support.models:mlp", "--out", str(tmp_path / "out"))
-    done = CliRunner().invoke(app, [*command, *inputs, *recipe, *given])
+    done = invoked(app, *command, *inputs, *recipe, *given)
     assert done.exit_code == 0, done.output
     latency: Any = Artifact.read(tmp_path / "out").manifest.latency
     assert latency.point == {"batch": 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from freezer.hardware import available_cpus, machine_bytes, thread_budget
 from freezer.hardware.resources import cpu_quota
+from tests.support.commands import output
 from tests.support.control_groups import V2, group_tree
 
 AFFINITY = len(os.sched_getaffinity(0))
@@ -70,9 +70,8 @@ def test_a_real_quota_is_detected(limited_group: Path) -> None:
         "from freezer.hardware.resources import available_cpus, cpu_quota\n"
         "print(cpu_quota(), available_cpus())\n"
     )
-    command = [sys.executable, "-c", code, str(limited_group / "cgroup.procs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["1.0", "1"]
+    printed = output(sys.executable, "-c", code, limited_group / "cgroup.procs")
+    assert printed.split() == ["1.0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -7,27 +7,20 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact import Manifest, Needs, Payload, PayloadKind
+from freezer.artifact import Manifest, Needs, PayloadKind
 from freezer.hardware import DEVICE_CLASSES, CudaHere, Machine, cuda_needs, describe_host
 from freezer.hardware.cuda import Gpu
 from freezer.serving.compatibility import refusal_of, unserved_gpus
 from tests.support.hosts import A100, H100, HASWELL, INTEL, serving_on, x86
-from tests.support.steps import manifest_of
+from tests.support.steps import manifest_of, plain_payload
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 HERE = CudaHere(devices=(("cuda:0", 90), ("cuda:1", 80)), runtime="12.8", driver="550.54.15")
 
 
 def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
-    payload = Payload(
-        path="payloads/all.pt2",
-        digest="sha256:" + 64 * "0",
-        size_bytes=1,
-        kind=kind,
-        num_threads=None,
-    )
     needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
-    return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
+    return manifest_of(plain_payload(kind), device_class="cuda-sm90", **{"needs": needs, **changes})
 
 
 @pytest.mark.parametrize(

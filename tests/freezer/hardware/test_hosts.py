@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from freezer.artifact import Manifest, Payload
+from freezer.artifact import Manifest
 from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
 from freezer.hardware.cuda import Gpu
 from freezer.serving.compatibility import refusal_of, rungs
 from tests.support import hosts
 from tests.support.hosts import A100, AMD, H100, serving_on, x86
-from tests.support.steps import manifest_of
+from tests.support.steps import manifest_of, plain_payload
 
 V3 = "cpu-x86-64-v3"
 V4 = "cpu-x86-64-v4"
@@ -23,14 +23,10 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 def packed(device_class: str, dtype: str) -> Manifest:
     """The manifest of an artifact of the class, with weights packed as that class packs them."""
     made = DEVICE_CLASSES[device_class]
-    payload = Payload(
-        path="payloads/all.pt2",
-        digest=f"sha256:{'0' * 64}",
-        size_bytes=1,
-        kind="exported" if made.kind == "portable" else "inductor",
-        num_threads=None if made.kind == "portable" else 2,
-        layouts={dtype: made.layouts[dtype]} if made.kind == "cpu" else {},
-    )
+    payload = plain_payload("exported", layouts={})
+    if made.kind != "portable":
+        layouts = {dtype: made.layouts[dtype]} if made.kind == "cpu" else {}
+        payload = plain_payload("inductor", 2, layouts=layouts)
     return manifest_of(payload, device_class=device_class)
 
 

@@ -6,11 +6,11 @@ import json
 
 import kubernetes_validate
 import pytest
-from typer.testing import CliRunner
 
 from freezer.cli.app import app
 from freezer.errors import UsageError
 from freezer.hardware import DEVICE_CLASSES, node_expressions
+from tests.support.commands import invoked
 from tests.support.manifests import KUBERNETES
 
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
@@ -63,8 +63,7 @@ def test_vector_lengths_have_labels_of_our_own() -> None:
 
 @pytest.mark.parametrize("name", DEVICE_CLASSES)
 def test_affinity_is_of_kubernetes_schema(name: str) -> None:
-    done = CliRunner().invoke(app, ["classes", "--affinity", name])
-    affinity = json.loads(done.output)
+    affinity = json.loads(invoked(app, "classes", "--affinity", name).output)
     assert list(affinity) == ["nodeAffinity"]
     pod = {
         "apiVersion": "v1",

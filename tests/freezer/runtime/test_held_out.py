@@ -40,8 +40,7 @@ def test_repeated_samples_count_once(spec: InputSpec, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     few = images(16, 1)[0].split(8)
     safetensors.torch.save_file({f"{i}/image": few[i % 2].clone() for i in range(40)}, path)
-    held_out = read_held_out(Accuracy(samples=path), spec)
-    assert sum(held_out.counts.values()) == 16
+    assert sum(read_held_out(Accuracy(samples=path), spec).counts.values()) == 16
 
 
 def test_too_few_or_unlabelled_samples_are_refused(spec: InputSpec, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from freezer.errors import CaptureError
-from freezer.runtime.contract import NamedOutput, unflatten
 from freezer.runtime.tensors import flatten, leaves_of, output_specs
+from freezer.spec import unflatten
+from freezer.spec.items import NamedOutput
 
 A, B = torch.zeros(2), torch.ones(3, dtype=torch.int64)
 

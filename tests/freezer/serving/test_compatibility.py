@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from freezer.artifact import Manifest, Payload, PayloadKind
+from freezer.artifact import Manifest, PayloadKind
 from freezer.hardware import Machine, describe_host
 from freezer.serving.compatibility import refusal_of, rungs
 from freezer.serving.process import LoadOptions
 from tests.support import hosts
 from tests.support.hosts import serving_on
-from tests.support.steps import manifest_of
+from tests.support.steps import manifest_of, plain_payload
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)
@@ -39,14 +39,7 @@ def test_rungs_are_most_specific_first(
 
 def made(device_class: str, *threads: int | None) -> Manifest:
     payloads = tuple(
-        Payload(
-            path=f"payloads/{i}",
-            digest=f"sha256:{'0' * 64}",
-            size_bytes=1,
-            kind="inductor",
-            num_threads=count,
-        )
-        for i, count in enumerate(threads)
+        plain_payload("inductor", count, path=f"payloads/{i}") for i, count in enumerate(threads)
     )
     return manifest_of(payloads[0], payloads=payloads, device_class=device_class)
 

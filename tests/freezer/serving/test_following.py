@@ -102,11 +102,11 @@ def model(store: Store) -> Any:
 
 def frozen_tensors(payload: Any) -> list[torch.Tensor]:
     """The weights of a TorchScript payload, in its memory."""
-    tensors = []
-    for node in payload.run.graph.findAllNodes("prim::Constant"):
-        if node.hasAttribute("value") and node.kindOf("value") == "t":
-            tensors.append(node.t("value"))
-    return tensors
+    return [
+        node.t("value")
+        for node in payload.run.graph.findAllNodes("prim::Constant")
+        if node.hasAttribute("value") and node.kindOf("value") == "t"
+    ]
 
 
 def test_good_answers_are_within_bounds(model: Any) -> None:

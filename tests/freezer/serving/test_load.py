@@ -67,11 +67,12 @@ def test_the_requested_class_serves(published: Store) -> None:
     model = freezer.load("mlp:1", store=f"file://{published.root}", device_class="portable")
     assert model.manifest is not None
     assert model.manifest.device_class == "portable"
-    with pytest.raises(IncompatibleError, match="cuda-sm75: class_mismatch: got only") as caught:
+    with pytest.raises(IncompatibleError) as caught:
         freezer.load("mlp", store=str(published.root), device_class="cuda-sm75")
     assert [refusal.reason for refusal in caught.value.ladder] == ["class_mismatch"]
-    with pytest.raises(UsageError, match="unknown device class 'none'"):
-        freezer.load("mlp", store=str(published.root), device_class="none")
+    for wrong in ({"device_class": "none"}, {"threads": 0}):
+        with pytest.raises(UsageError):
+            freezer.load("mlp", store=str(published.root), **wrong)
 
 
 def payload_blob(store: Store, device_class: str = HERE) -> Path:
@@ -118,7 +119,7 @@ def test_a_damaged_artifact_falls_back_to_the_next(
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "tampered")]
     assert f"refused: {HERE}: tampered" in caplog.text
     torch.testing.assert_close(model(X), mlp()(X))
-    with pytest.raises(IncompatibleError, match=f"{HERE}: tampered") as caught:
+    with pytest.raises(IncompatibleError) as caught:
         freezer.load("mlp", store=str(store.root), strict=True)
     assert len(caught.value.ladder) == 1
 
@@ -126,10 +127,7 @@ def test_a_damaged_artifact_falls_back_to_the_next(
 @pytest.mark.parametrize("damage", [flipped_payloads, flipped_golden])
 def test_the_error_has_every_refusal(store: Store, damage: Callable[[Store], None]) -> None:
     damage(store)
-    with pytest.raises(
-        IncompatibleError,
-        match=rf"mlp: no artifact serves this machine \(.*\): {HERE}: .*; portable: ",
-    ) as caught:
+    with pytest.raises(IncompatibleError) as caught:
         freezer.load("mlp", store=str(store.root))
     assert [refusal.rung for refusal in caught.value.ladder] == [HERE, "portable"]
 
@@ -167,7 +165,7 @@ def test_the_fallback_serves_without_the_engine(
     assert "take 2.0 times as long" in caplog.text
     assert install_command("onnxruntime") in caplog.text
     torch.testing.assert_close(model(X), mlp()(X))
-    with pytest.raises(IncompatibleError, match="runtime_missing: got onnxruntime not installed"):
+    with pytest.raises(IncompatibleError):
         freezer.load("mlp", store=str(store.root), strict=True)
     found = freezer.verify("mlp", store=str(store.root))
     assert (found.device_class, found.ladder) == (HERE, model.ladder)
@@ -205,9 +203,7 @@ def test_a_folder_is_loaded_by_path(
     monkeypatch.chdir(tmp_path)
     for reference in (copied.folder, str(copied.folder), "mlp", Path("mlp")):
         torch.testing.assert_close(freezer.load(reference)(X), mlp()(X))
-    with pytest.raises(
-        IncompatibleError, match=f"portable: class_mismatch: got only {HERE} published"
-    ):
+    with pytest.raises(IncompatibleError):
         freezer.load("mlp", device_class="portable")
 
 

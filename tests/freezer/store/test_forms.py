@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from typer.testing import CliRunner
 
 import freezer
 from freezer.artifact import Artifact
@@ -25,6 +23,7 @@ from freezer.cli.app import app
 from freezer.files import digest_bytes
 from freezer.store import Store, copy_version
 from freezer.store.forms import write_tar
+from tests.support.commands import invoked, output
 from tests.support.keys import make_pair
 from tests.support.registries import RunningRegistry
 from tests.support.steps import HERE, write_plain_artifact
@@ -53,10 +52,7 @@ class Skopeo:
         return json.loads(self._run("inspect", "--cert-dir", self._certificates, "--raw", name))
 
     def _run(self, command: str, *arguments: str) -> str:
-        words = ["skopeo", command, *self._options, *arguments]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return output("skopeo", command, *self._options, *arguments)
 
 
 @pytest.fixture
@@ -123,12 +119,11 @@ def test_a_mounted_image_loads(store: Store, registry: str, skopeo: Skopeo, tmp_
     private, public = make_pair(tmp_path, "own")
     for name in store.version("mlp").images:
         store.sign(store.version("mlp"), name, private)
-    done = CliRunner().invoke(app, ["copy", "--as", "image", store.uri, registry, "mlp"])
+    done = invoked(app, "copy", "--as", "image", store.uri, registry, "mlp")
     assert done.exit_code == 0, done.output
     assert "mlp:1-image" in done.output
     images = skopeo.raw("mlp:1-image", "--preserve-digests")["manifests"]
-    platforms = [item["platform"]["architecture"] for item in images[:2]]
-    assert platforms == ["amd64", "arm64"]
+    assert [item["platform"]["architecture"] for item in images[:2]] == ["amd64", "arm64"]
     blobs = tmp_path / "layout" / "blobs" / "sha256"
     by_class = {item["annotations"]["dev.coldpress.device-class"]: item for item in images}
     manifest = json.loads((blobs / by_class[HERE]["digest"][7:]).read_bytes())

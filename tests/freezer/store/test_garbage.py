@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 from freezer.artifact import Artifact
 from freezer.errors import IntegrityError, UsageError
 from freezer.store import Cleaning, Garbage, Store, collect, loss_of
+from tests.support.commands import finished
 from tests.support.keys import make_pair
 from tests.support.registries import Answer, Front
 from tests.support.steps import flip_a_byte, write_plain_artifact
@@ -22,12 +22,9 @@ NOW = Cleaning(keep=1, grace_s=0.0)
 DAY_S = 86_400.0
 
 
-@pytest.fixture(params=["folder", "bucket", "registry"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    place = str(tmp_path / "store")
-    if request.param != "folder":
-        place = request.getfixturevalue(request.param)
-    return filled(Store.open(place, create=True), tmp_path)
+@pytest.fixture
+def any_store(anywhere: Store, tmp_path: Path) -> Store:
+    return filled(anywhere, tmp_path)
 
 
 def filled(store: Store, tmp_path: Path, num_versions: int = 5) -> Store:
@@ -53,8 +50,7 @@ def test_what_is_named_pinned_or_signed_stays(any_store: Store, tmp_path: Path) 
     key, _ = make_pair(tmp_path, "own")
     any_store.promote("tiny:1", "prod")
     any_store.sign(any_store.version("tiny:2"), "portable", key)
-    pin = any_store.version("tiny:3").pin
-    cleaning = replace(NOW, pins={pin})
+    cleaning = replace(NOW, pins={any_store.version("tiny:3").pin})
     assert not by_kind(collect(any_store, "tiny", cleaning), "versions", removed=True)
     assert any_store.versions("tiny") == [1, 2, 3, 4, 5], "4 is what a rollback would take"
     any_store.roll_back("tiny", 4)
@@ -74,8 +70,7 @@ def test_what_is_named_pinned_or_signed_stays(any_store: Store, tmp_path: Path) 
 def test_files_are_removed_after_their_version(any_store: Store) -> None:
     """The first run marks, later ones remove what is garbage still."""
     first = collect(any_store, "tiny", replace(NOW, grace_s=DAY_S))
-    marked = by_kind(first, "versions", removed=False)
-    assert marked == {"tiny:1", "tiny:2", "tiny:3"}
+    assert by_kind(first, "versions", removed=False) == {"tiny:1", "tiny:2", "tiny:3"}
     assert not any(item.removed for item in first)
     any_store.promote("tiny:2", "prod")
     later = replace(NOW, grace_s=DAY_S, now=NOW.now + 2 * DAY_S)
@@ -166,8 +161,8 @@ collect(Store.open(sys.argv[1]), "tiny", Cleaning(keep=1, grace_s=0.0))
 @pytest.mark.parametrize("num_removed", [0, 3])
 def test_a_killed_run_is_continued(tmp_path: Path, num_removed: int) -> None:
     store = filled(Store.open(str(tmp_path / "store"), create=True), tmp_path)
-    command = [sys.executable, "-c", KILLED, store.uri, str(num_removed)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    done = finished(sys.executable, "-c", KILLED, store.uri, num_removed)
+    assert done.returncode == -signal.SIGKILL
     assert store.versions("tiny") == [4, 5]
     assert is_whole(store)
     assert by_kind(collect(store, "tiny", NOW), "blobs", removed=True)

@@ -11,17 +11,11 @@ from freezer.errors import NotPublishedError, UsageError
 from freezer.store import Move, Store
 
 
-@pytest.fixture(params=["folder", "bucket", "registry"])
-def any_store(
-    request: pytest.FixtureRequest, tmp_path: Path, one: Artifact, two: Artifact
-) -> Store:
-    place = str(tmp_path / "store")
-    if request.param != "folder":
-        place = request.getfixturevalue(request.param)
-    store = Store.open(place, create=True)
-    store.publish("tiny", source_key="1", artifacts=[one])
-    store.publish("tiny", source_key="2", artifacts=[one, two])
-    return store
+@pytest.fixture
+def any_store(anywhere: Store, one: Artifact, two: Artifact) -> Store:
+    anywhere.publish("tiny", source_key="1", artifacts=[one])
+    anywhere.publish("tiny", source_key="2", artifacts=[one, two])
+    return anywhere
 
 
 def moved(store: Store) -> list[tuple[str, int, int, float | None]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from freezer.errors import IntegrityError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
 from freezer.store.oci_layout import DEVICE_CLASS, OciImage
+from tests.support.commands import finished
 from tests.support.steps import blob_of, flip_a_byte, rewritten, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -140,8 +140,7 @@ def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: A
     before = {
         path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()
     }
-    again = publish(empty, one, two)
-    assert again == first
+    assert publish(empty, one, two) == first
     index = empty.root / "tiny" / "index.json"
     assert index.stat().st_mtime_ns == before[index]
     assert {path for path in (empty.root / "tiny").rglob("*") if path.is_file()} == set(before)
@@ -170,7 +169,7 @@ def test_publish_rejects_a_damaged_artifact(empty: Store, one: Artifact) -> None
 
 @pytest.mark.parametrize("name", ["", "Upper", "a/b", "..", ".hidden", "a--b", "a b", "-a", "a:1"])
 def test_publish_rejects_bad_names(empty: Store, one: Artifact, name: str) -> None:
-    with pytest.raises(UsageError, match="a name must match"):
+    with pytest.raises(UsageError):
         empty.publish(name, source_key="key", artifacts=[one])
 
 
@@ -209,12 +208,12 @@ def test_pull_keeps_foreign_folders(
     version, dest = publish(empty, one, two), tmp_path / "dest"
     dest.mkdir()
     (dest / "mine").write_text("mine")
-    with pytest.raises(UsageError, match="is not empty; name a new folder with --dest"):
+    with pytest.raises(UsageError):
         empty.pull(version, "portable", dest)
     assert [path.name for path in dest.iterdir()] == ["mine"]
     (dest / "mine").unlink()
     empty.pull(version, "portable", dest)
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError):
         empty.pull(version, V4, dest)
 
 
@@ -308,9 +307,7 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
     name = (
         newer.manifest.payloads[0].digest.removeprefix("sha256:") if moment == "payload" else moment
     )
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(empty.root), str(newer.folder), name], check=False
-    )
+    done = finished(sys.executable, "-c", KILLED, empty.root, newer.folder, name)
     assert done.returncode == -signal.SIGKILL
     assert empty.versions("tiny") == [1]
     assert empty.version("tiny:1") == before

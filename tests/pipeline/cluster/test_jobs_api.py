@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from freezer.errors import InfrastructureError
 from jobs import submit
 from pipeline.cluster import Jobs, jobs_api
+from tests.support.commands import invoked
 from tests.support.dashboards import Dashboard, serving
 from tests.support.raylets import LOOPBACK
 
@@ -46,9 +47,7 @@ def submitted(folder: Path, address: str) -> Result:
     """Submit a catalog to a dashboard."""
     (folder / "catalog.yaml").write_text("models: [{name: m}]\n")
     places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
-    return CliRunner().invoke(
-        submit.app, [str(folder / "catalog.yaml"), *places, "--address", address]
-    )
+    return invoked(submit.app, folder / "catalog.yaml", *places, "--address", address)
 
 
 def test_ctrl_c_leaves_the_job_running(

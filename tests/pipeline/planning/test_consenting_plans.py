@@ -53,8 +53,7 @@ def precisions(item: Item) -> set[str]:
 def test_only_classes_with_the_hardware_get_it(tmp_path: Path) -> None:
     other = replace(entry("other", tmp_path), device_classes=("auto",))
     plan = planned(tmp_path, consenting(tmp_path), other)
-    found = {(item.entry.name, item.device_class): precisions(item) for item in plan.items}
-    assert found == {
+    assert {(item.entry.name, item.device_class): precisions(item) for item in plan.items} == {
         ("good", V4): {FLOAT32},
         ("good", FINE): {FLOAT32, "int8"},
         ("good", "portable"): {FLOAT32},

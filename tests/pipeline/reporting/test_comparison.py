@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from freezer.artifact import AccuracyRecord
 from freezer.spec import FLOAT32
@@ -15,6 +14,7 @@ from jobs import results
 from pipeline.records import Outcome, summarize, verdict_text
 from pipeline.reporting import compare
 from pipeline.reporting.comparison import served_speed
+from tests.support.commands import invoked
 from tests.support.past_campaigns import failed, kept_eager, published, write_campaign
 
 OLD = published("m", speedup=1.8)
@@ -115,19 +115,14 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_compare_exits_with_regressions(store: Store) -> None:
-    run = CliRunner().invoke(results.compare_app, ["monday", "friday", "--store", store.uri])
+    run = invoked(results.compare_app, "monday", "friday", "--store", store.uri)
     assert run.exit_code == 1
     assert (
         "slower: m cpu-x86-64-v4: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x"
         " (1.76-1.84)" in run.stdout
     )
     assert run.stdout.splitlines()[-1] == "1 slower, 1 unchanged"
-    assert (
-        CliRunner()
-        .invoke(results.compare_app, ["monday", "monday", "--store", store.uri])
-        .exit_code
-        == 0
-    )
+    assert invoked(results.compare_app, "monday", "monday", "--store", store.uri).exit_code == 0
 
 
 def test_compare_takes_the_last_finished_passes(store: Store) -> None:
@@ -136,7 +131,7 @@ def test_compare_takes_the_last_finished_passes(store: Store) -> None:
     write_campaign(store, "empty", [])
 
     def code(*campaigns: str) -> int:
-        return CliRunner().invoke(results.compare_app, [*campaigns, "--store", store.uri]).exit_code
+        return invoked(results.compare_app, *campaigns, "--store", store.uri).exit_code
 
     assert code("monday", "friday") == 1
     assert code("friday", "monday") == 0
@@ -146,7 +141,7 @@ def test_compare_takes_the_last_finished_passes(store: Store) -> None:
 
 
 def test_history_marks_regressions(store: Store) -> None:
-    run = CliRunner().invoke(results.history_app, ["m", "--store", store.uri])
+    run = invoked(results.history_app, "m", "--store", store.uri)
     assert run.exit_code == 0
     rows = [line.split() for line in run.stdout.splitlines() if "published" in line]
     assert [next(word for word in row if word.endswith("x")) for row in rows] == [

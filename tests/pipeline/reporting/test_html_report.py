@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from typer.testing import CliRunner
 
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from jobs import results
 from pipeline.records import CandidateReport
+from tests.support.commands import invoked
 from tests.support.past_campaigns import (
     CLASSES,
     failed,
@@ -61,7 +61,7 @@ def report(store: Store) -> Path:
     """The report of the second campaign."""
     folder = store.root.parent
     with contextlib.chdir(folder):
-        run = CliRunner().invoke(results.report_app, ["friday", "--store", store.uri])
+        run = invoked(results.report_app, "friday", "--store", store.uri)
     assert run.exit_code == 0, run.output
     path = folder / "report-friday.html"
     assert str(path) in run.stdout

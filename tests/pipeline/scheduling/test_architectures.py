@@ -30,8 +30,7 @@ def checked(
 ) -> tuple[Outcome, list[str]]:
     """The outcome after its check on Arm, and what was said."""
     shown: list[Event] = []
-    fleet = OneNode(cluster, store.root, NODE, ARM)
-    checks = PortableChecks(fleet, store.uri, shown.append)
+    checks = PortableChecks(OneNode(cluster, store.root, NODE, ARM), store.uri, shown.append)
     assert checks.start(item, outcome)
     assert cluster.nodes_used == [ARM]
     (done,) = cluster.wait([*checks.handles], 0)
@@ -51,8 +50,7 @@ def test_a_version_names_who_checked_it(store: Store, ledger: Ledger, portable: 
     item, outcome = planned(store, ledger, portable.artifact)
     ended, said = checked(item, outcome, InProcess(), store)
     assert (ended.verdict, said) == ("published", [])
-    plan = plan_of([item.entry], store, ledger)
-    (final,) = Publisher(plan, store, ledger).add(item, ended)
+    (final,) = Publisher(plan_of([item.entry], store, ledger), store, ledger).add(item, ended)
     manifest = store.manifest(store.version("mlp"), "portable")
     assert manifest.provenance["host"]["others"] == ["aarch64"]
     assert final.version == 1

@@ -60,8 +60,7 @@ def test_judges_start_before_builds(store: Store, ledger: Ledger) -> None:
     plan = planned(store, ledger, "abcd", in_store="cd")
     cluster = Ready([])
     fleet = OneNode(cluster, store.root, HOME)
-    executor = Executor(plan, fleet, store, ledger, materials_of(store), lambda _: None)
-    for _ in executor.outcomes():
+    for _ in Executor(plan, fleet, store, ledger, materials_of(store), lambda _: None).outcomes():
         with machine_time.lock_file("compute") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a judge would
     started = cluster.started
@@ -101,8 +100,7 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
     roomy = replace(NODE, memory_bytes=64 * 10**9)
     ends = [built(PORTABLE, peak_bytes=20 * 10**9), judged()]
     for expected in ([10**9, 32 * 10**9], [32 * 10**9] * 2):
-        plan = planned(store, ledger, "a")
-        _, cluster, _ = executed(store, ledger, ends, plan, roomy)
+        _, cluster, _ = executed(store, ledger, ends, planned(store, ledger, "a"), roomy)
         assert cluster.reserved == expected
 
 

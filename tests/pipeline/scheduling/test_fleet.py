@@ -129,7 +129,7 @@ def test_class_with_only_a_busy_node_fails(
 ) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
-    with pytest.raises(InfrastructureError, match=f"no node for {GPU} had .*: node a, ") as caught:
+    with pytest.raises(InfrastructureError) as caught:
         fleet_of(Answers(nodes, held=[held]), wanted=wanted)
     assert caught.value.code == "CP-NO-NODE"
 

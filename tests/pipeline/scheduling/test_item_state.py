@@ -95,8 +95,7 @@ class LifeOfAModel(RuleBasedStateMachine):
                 data.draw(subset([recipe for recipe in recipes if recipe not in finished]))
             )
             before = outcome("m", device_class=name, cached=True) if missed else None
-            item = item_of(name, recipes, missed=missed, before=before)
-            state = ItemState(item=item)
+            state = ItemState(item=item_of(name, recipes, missed=missed, before=before))
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
             built = {recipe: built_as(recipe) for recipe in finished}
             hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")
@@ -137,8 +136,7 @@ class LifeOfAModel(RuleBasedStateMachine):
         if recipe is not None:
             self.follow(end_build(state, built_as(recipe, "infrastructure")))
         else:
-            result = JudgeResult.of_failure(Failure(kind="infrastructure"))
-            self.follow(end_judge(state, result))
+            self.follow(end_judge(state, JudgeResult.of_failure(Failure(kind="infrastructure"))))
 
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:

@@ -148,8 +148,7 @@ def trained(
     """
     plan = plan_of(store, ledger, seed=seed, optional=optional)
     for recipe in stored:
-        key = plan.items[0].builds[recipe].digest
-        folder = workplace(store.uri).folder("candidates", key)
+        folder = workplace(store.uri).folder("candidates", plan.items[0].builds[recipe].digest)
         folder.mkdir(parents=True)
         (folder / ARCHITECTURE).write_text("a")
     _, cluster = finish(plan, store, ledger, ends)

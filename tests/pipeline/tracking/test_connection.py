@@ -29,13 +29,13 @@ def test_mlflow_that_does_not_answer(tmp_path: Path) -> None:
             Projection(uri, "c")
         found = finding(uri)
         assert (found.level, "secret@" in f"{caught.value}{found}") == ("error", False)
-    with pytest.raises(InfrastructureError, match=rf"MLflow at http://{address} failed"):
+    with pytest.raises(InfrastructureError):
         list_registry(f"http://{address}", None, None)
     assert time.monotonic() - started < 30
 
 
 def test_folders_are_rejected_and_passwords_hidden() -> None:
-    with pytest.raises(UsageError, match="expected sqlite:///mlflow"):
+    with pytest.raises(UsageError):
         Projection("./mlruns", "folder")
     with pytest.raises(InfrastructureError) as caught:
         Projection("postgresql+missing://me:secret@127.0.0.1:1/mlflow", "secret")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from freezer.artifact import Artifact, GateRecord
 from freezer.spec import Limits
@@ -18,7 +18,7 @@ from freezer.store import Store
 from jobs.results import replay_app as app
 from pipeline.ledger import campaign_lock
 from tests.support.campaigns import MODELS, run_judged
-from tests.support.commands import finished
+from tests.support.commands import finished, invoked
 from tests.support.past_outcomes import BAD, DOWN
 from tests.support.raylets import ROOT
 from tests.support.shown import empty_database, shown, without_ids
@@ -26,7 +26,7 @@ from tests.support.steps import HERE, blob_of
 
 
 def replayed(store: Store, uri: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--store", str(store.root), "--tracking-uri", uri])
+    return invoked(app, *arguments, "--store", store.root, "--tracking-uri", uri)
 
 
 def parent_of(uri: str, campaign: str) -> Any:
@@ -118,8 +118,7 @@ def test_a_killed_campaign_shows_its_final_outcomes(
         "campaign killed: MLflow shows 2 outcomes"
     )
     assert summary_of(uri, "killed") == ALL[:2]
-    parent = parent_of(uri, "killed")
-    assert parent.info.status == "KILLED"
+    assert parent_of(uri, "killed").info.status == "KILLED"
     before = shown(uri)
     assert replayed(store, uri, "killed").exit_code == 0
     assert shown(uri) == before
@@ -142,8 +141,7 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
     assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
     assert summary_of(uri, "stopped") == ALL
     assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
-    done = replayed(store, uri, "stopped")
-    assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
+    assert (replayed(store, uri, "stopped").exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
 # Several campaigns
@@ -217,7 +215,7 @@ def test_unreachable_mlflow_or_store_exits_with_3(
     assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, (
         "the second campaign is not tried"
     )
-    gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
+    gone = invoked(app, "one", "--store", tmp_path / "nowhere")
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
 
 

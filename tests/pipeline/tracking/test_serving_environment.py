@@ -64,8 +64,7 @@ def test_a_version_loads_where_coldpress_is_not_installed(
 
 
 def test_imported_code_is_not_mixed_with_a_versions(version: Projection) -> None:
-    model = mlflow.pyfunc.load_model(URI)
-    assert model.predict(X).shape == (2, 3)
+    assert mlflow.pyfunc.load_model(URI).predict(X).shape == (2, 3)
     assert any(path.endswith("code/freezer.zip") for path in sys.path)
     own = Path(str(freezer.__file__)).parent
     loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "freezer"]

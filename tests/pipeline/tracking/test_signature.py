@@ -10,19 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import Manifest, Payload
+from freezer.artifact import Manifest
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.spec import OutputSpec, declared_spec
 from pipeline.tracking.model_files import DATA, signature_of, write_model_files
-from tests.support.steps import QUICK, manifest_of
-
-PAYLOAD = Payload(
-    path="payloads/all.pt2",
-    digest="sha256:" + 64 * "0",
-    size_bytes=0,
-    kind="exported",
-    num_threads=None,
-)
+from tests.support.steps import QUICK, manifest_of, plain_payload
 
 
 def manifest_with(dtype: str) -> Manifest:
@@ -32,7 +24,7 @@ def manifest_with(dtype: str) -> Manifest:
     }
     output = OutputSpec(name="output", dtype=dtype, rank=0)
     return manifest_of(
-        PAYLOAD, inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,)
+        plain_payload(), inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,)
     )
 
 

@@ -98,7 +98,7 @@ def test_a_version_that_is_not_ready_is_rejected(registry: str, tmp_path: Path) 
             "UPDATE model_versions SET status = 'FAILED_REGISTRATION' WHERE name = 'digits' AND"
             " version = 2"
         )
-    with pytest.raises(SourceError, match="models:/digits/2 is FAILED_REGISTRATION"):
+    with pytest.raises(SourceError):
         resolve_model(copy, "models:/digits/2")
     assert resolve_model(copy, "models:/digits").version == "1"
     assert {model.name: model.version for model in list_registry(copy, None, None)}["digits"] == "1"

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
-from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from pipeline.failures import CODES
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build
 from pipeline.workspace import note_digests, workplace
-from tests.support.campaigns import GOOD_FOLDER, good_entry, judged_folder
+from tests.support.campaigns import good_entry, good_source, judged_folder
 from tests.support.judges import judge
 from tests.support.steps import BATCH, HERE, QUICK
 
@@ -29,14 +28,10 @@ KINDS = ("crash", "timeout", "memory")
 
 def common(store: Path, faults: dict[str, str], victims: Path) -> dict[str, Any]:
     victims.mkdir()
-    entry = good_entry()
-    source = parse_source(
-        "python:faulty_models:faulty", folder=GOOD_FOLDER, search_path=entry.search_path
-    )
     x = TensorSpec(name="input", dtype="float32", shape=("batch", 16))
     entry = replace(
-        entry,
-        source=replace(source, args={"faults": faults, "folder": str(victims)}),
+        good_entry(),
+        source=good_source("faulty_models:faulty", faults=faults, folder=str(victims)),
         spec=InputSpec(inputs=(x,), dims=(BATCH,)),
         limits=Limits(speedup_min=0.0, timeout_s=16, memory_gb=2),
     )

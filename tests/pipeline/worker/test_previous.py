@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
-from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, TensorSpec
 from freezer.store import Store
 from pipeline.failures import CODES
@@ -19,7 +18,7 @@ from pipeline.records import Failure
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build
 from pipeline.worker.child import End
 from pipeline.workspace import workplace
-from tests.support.campaigns import GOOD_FOLDER, good_entry, judged_folder
+from tests.support.campaigns import good_entry, good_source, judged_folder
 from tests.support.judges import judge
 from tests.support.steps import HERE, QUICK, blob_of, flip_a_byte
 
@@ -27,15 +26,9 @@ RECIPE = "torchscript-frozen"
 
 
 def common(store: Path, *, work: int = 0) -> dict[str, Any]:
-    entry = good_entry()
-    source = parse_source(
-        "python:campaign_models:busy",
-        folder=GOOD_FOLDER,
-        search_path=entry.search_path,
-        args={"work": work},
-    )
+    source = good_source("campaign_models:busy", work=work)
     spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
-    entry = replace(entry, name="busy", source=source, spec=spec)
+    entry = replace(good_entry(), name="busy", source=source, spec=spec)
     return {"entry": entry, "device_class": HERE, "threads": (1,), "store": str(store)}
 
 

@@ -255,8 +255,7 @@ def kill_the_forkserver() -> None:
 
 
 def test_killed_forkserver_is_replaced(tmp_path: Path) -> None:
-    found = isolated(tmp_path, kill_the_forkserver)
-    assert found.failure is None
+    assert isolated(tmp_path, kill_the_forkserver).failure is None
     assert isolated(tmp_path, add, 1, 2).value[0] == 3, "by another forkserver"
     assert [
         child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE

@@ -15,7 +15,6 @@ import pytest
 from freezer.artifact import Artifact, FreezingReport
 from freezer.codec import decode
 from freezer.freezing.in_hand import FURTHER
-from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from pipeline import worker
 from pipeline.catalog import Entry
@@ -28,21 +27,15 @@ from pipeline.worker import (
 )
 from pipeline.worker.child import End
 from pipeline.workspace import log_place, workplace
-from tests.support.campaigns import GOOD_FOLDER as MODELS
 from tests.support.campaigns import good_entry as entry
-from tests.support.campaigns import judged_folder
+from tests.support.campaigns import good_source, judged_folder
 from tests.support.judges import judge
 from tests.support.steps import HERE, QUICK, python
 
 
 def broken() -> Entry:
     """An entry whose factory raises."""
-    return replace(
-        entry(),
-        source=parse_source(
-            "python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)
-        ),
-    )
+    return replace(entry(), source=good_source("campaign_models:raises"))
 
 
 def kind_of(result: BuildResult | JudgeResult) -> str | None:
@@ -180,10 +173,7 @@ def of_a_group(store: Path, end: str) -> tuple[list[str | None], int]:
     often the model was loaded.
     """
     loads = store / "loads"
-    source = parse_source(
-        "python:campaign_models:unexportable", folder=MODELS, search_path=(str(MODELS),)
-    )
-    source = replace(source, args={"end": end, "loads": str(loads)})
+    source = good_source("campaign_models:unexportable", end=end, loads=str(loads))
     limits = Limits(speedup_min=0.0)
     spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
     made = replace(entry(), source=source, spec=spec, limits=limits)

@@ -87,8 +87,7 @@ def test_lost_state_shows_in_the_second_call(model: type[nn.Module]) -> None:
 
 def test_random_model_is_not_compared() -> None:
     assert not run_eager(subject(Random())).deterministic
-    found = captured(Random(), "trace")
-    assert found.warnings == (
+    assert captured(Random(), "trace").warnings == (
         "the trace was not compared with the model, whose answers to the same inputs differ",
     )
 

@@ -189,9 +189,10 @@ def test_without_float64_outputs_keep_their_size(
 
 
 def test_nearest_miss_names_the_sufficient_limit() -> None:
-    calls = []
-    for index, worse in enumerate((4.5e-3, 6.25e-3, 1e-3)):
-        calls.append(call(*rounded(2000, 1e-3, worse), index=index))
+    calls = [
+        call(*rounded(2000, 1e-3, worse), index=index)
+        for index, worse in enumerate((4.5e-3, 6.25e-3, 1e-3))
+    ]
     miss = str(drift(*calls).nearest_miss)
     assert "input set 1" in miss
     assert "limits.error_ratio_max: 7" in miss

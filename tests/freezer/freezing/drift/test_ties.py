@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from tests.support.drift_calls import call
 from tests.support.models import Layers
 from tests.support.steps import (
     artifact_of,
-    candidate_of,
-    judgement_of,
+    judgement_in_place,
     quickly,
     random_inputs,
-    subject_of,
 )
 
 X = random_inputs(16, 64)
@@ -73,14 +70,7 @@ def angles(h: Tensor) -> Any:
 
 
 def judged(head: Head, folder: Path, x: Tensor = X, **served: Any) -> Judgement:
-    """Judge a candidate that was built from another model of the same weights."""
-    folder.mkdir(exist_ok=True)
-    subject = subject_of(Scores(head), {"x": x})
-    right = candidate_of(subject, "torchscript-frozen", folder / "right")
-    other = candidate_of(
-        subject_of(Scores(head, **served), {"x": x}), "torchscript-frozen", folder / "served"
-    )
-    return judgement_of(subject, [replace(other, weights=right.weights)])
+    return judgement_in_place(Scores(head), Scores(head, **served), {"x": x}, folder)
 
 
 @pytest.mark.parametrize("head", [ids, angles])
@@ -102,8 +92,7 @@ def test_other_differences_are_rejected(head: Head, wrong: dict[str, Any], tmp_p
     """Two scores exchanged, or all scores off by less than the steps between most of them, with
     ties besides.
     """
-    found = judged(head, tmp_path, X[:4], in_parts=True, **wrong)
-    assert found.verdict == "rejected"
+    assert judged(head, tmp_path, X[:4], in_parts=True, **wrong).verdict == "rejected"
 
 
 def test_artifact_with_ties_loads(tmp_path: Path) -> None:
@@ -191,7 +180,5 @@ class Rounded(nn.Module):
 
 def test_errors_beside_eagers_flips_are_rejected(tmp_path: Path) -> None:
     x = random_inputs(32_000)
-    subject = subject_of(Rounded(0.0), {"x": x})
-    served = subject_of(Rounded(2e-5), {"x": x})
-    found = judgement_of(subject, [candidate_of(served, "torchscript-frozen", tmp_path / "made")])
+    found = judgement_in_place(Rounded(0.0), Rounded(2e-5), {"x": x}, tmp_path)
     assert found.verdict == "rejected", found.reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from freezer.freezing.explaining import GraphReference, explain_recipe
 from freezer.freezing.judging import judge
 from freezer.freezing.recipes import RECIPES
 from pipeline.tracking.run_records import plot_of
+from tests.support.commands import finished
 from tests.support.models import Layers, seeded
 from tests.support.planted_faults import FAULTS, Fault, explanation_of, near_constant, pixels
 from tests.support.steps import (
@@ -126,8 +126,7 @@ def test_the_reproduction_fails_alone(recipe: str, tmp_path: Path) -> None:
     text = file.read_text()
     assert len(text.splitlines()) <= 60
     assert "freezer" not in text
-    command = [sys.executable, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = finished(sys.executable, file)
     assert done.returncode == 1
     assert "AssertionError" in done.stderr
 
@@ -152,8 +151,7 @@ def test_a_node_in_float64_is_served(tmp_path: Path) -> None:
     target = target_of(subject, "onnxruntime", torch.get_num_threads())
     recipe = repaired_recipe(RECIPES["onnxruntime"], {"linear": "float64"})
     candidate = build(subject, recipe, target, tmp_path)
-    judgement = judge(session_of(subject, target), [candidate])
-    assert judgement.verdict == "published"
+    assert judge(session_of(subject, target), [candidate]).verdict == "published"
     assert candidate.settings["node_repairs"] == {"linear": "float64"}
     [graph] = (tmp_path / "evidence").glob("all-graph.txt")
     assert "double" in graph.read_text()

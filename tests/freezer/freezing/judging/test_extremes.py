@@ -17,7 +17,7 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from tests.support.models import Calling
 from tests.support.models_torchscript import LateState
-from tests.support.steps import ANY_SPEED, candidate_of, judgement_of, subject_of
+from tests.support.steps import ANY_SPEED, judgement_in_place
 
 
 class Masked(Calling):
@@ -35,11 +35,7 @@ MASK = torch.tensor([[True, True, False, False, False, False, False, False]] * 2
 def judged(
     right: nn.Module, served: nn.Module, folder: Path, inputs: dict[str, Tensor], **options: Any
 ) -> Judgement:
-    """Judge what was built from another model as a candidate of the right one."""
-    dims = options.pop("dims", {})
-    subject = subject_of(right, inputs, dims)
-    candidate = candidate_of(subject_of(served, inputs, dims), "torchscript-exact", folder / "made")
-    return judgement_of(subject, [replace(candidate, weights=subject.weights)], **options)
+    return judgement_in_place(right, served, inputs, folder, "torchscript-exact", **options)
 
 
 def attend(x: Tensor, mask: Tensor, lowest: float) -> Tensor:
@@ -111,11 +107,9 @@ def test_lost_nan_is_reported_or_refused(limits: Any, tmp_path: Path) -> None:
 
 
 def test_state_that_shows_late_is_rejected(tmp_path: Path) -> None:
-    subject = subject_of(Calling(lambda x: x * 2), {"x": X})
     with torchscript_deprecations_silenced():
-        stateful = subject_of(torch.jit.script(LateState()), {"x": X})
-    candidate = candidate_of(stateful, "torchscript-exact", tmp_path / "made")
-    found = judgement_of(subject, [replace(candidate, weights=subject.weights)])
+        stateful = torch.jit.script(LateState())
+        found = judged(Calling(lambda x: x * 2), stateful, tmp_path, {"x": X})
     assert found.verdict == "rejected", found.reason
 
 

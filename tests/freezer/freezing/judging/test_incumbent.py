@@ -71,10 +71,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Incumbent:
     """The artifact of the model without extra work."""
     folder = tmp_path_factory.mktemp("published")
     session = session_of(subject(), TARGET)
-    candidate = candidate_of(session.subject, RECIPE, folder / "c", TARGET)
     made = assemble(
         session,
-        judge(session, [candidate]),
+        judge(session, [candidate_of(session.subject, RECIPE, folder / "c", TARGET)]),
         dest=folder / "a",
         provenance={"source": "here"},
         failures={},
@@ -90,8 +89,7 @@ def judged(
     limits: Limits = ANY_SPEED,
     model: Subject | None = None,
 ) -> Judgement:
-    session = session_of(model or subject(SLOW), TARGET, limits=limits)
-    return judge(session, [candidate], incumbent)
+    return judge(session_of(model or subject(SLOW), TARGET, limits=limits), [candidate], incumbent)
 
 
 def changed(incumbent: Incumbent, **changes: Any) -> Incumbent:

@@ -28,8 +28,6 @@ from freezer.spec import Dim, Limits
 from freezer.timing import Speedup
 from tests.support.models import (
     BakedCounter,
-    Branching,
-    Calling,
     Counter,
     Masking,
     Mlp,
@@ -69,16 +67,6 @@ def test_baked_in_counter_fails_in_the_sequence(tmp_path: Path) -> None:
     assert (found.verdict, "(sequence)" in found.reason) == ("rejected", True)
     rows = found.trials[0].drift.rows
     assert {row.kind for row in rows if row.problem} == {"sequence"}
-
-
-def test_lost_branch_is_rejected(tmp_path: Path) -> None:
-    """What is wrong is not timed."""
-    subject = subject_of(Branching(), {"x": X})
-    only = replace(subject, model=Calling(lambda x: x * 2), sets=subject.sets[:1])
-    candidate = candidate_of(only, "torchscript-frozen", tmp_path / "c")
-    found = judgement_of(subject, [replace(candidate, weights=weights_digest(Branching()))])
-    assert (found.verdict, found.winner, found.sampling) == ("rejected", None, None)
-    assert "error_ratio" in found.reason
 
 
 def test_mask_of_the_first_row_is_rejected(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def mistakes(name: str, folder: Path, step: int = 1, start: int = 0) -> list[str
     """What the judge takes for the other kind, of every so many rewrites of an architecture."""
     chosen = [item for item in mutations() if item.architecture == name][start::step]
     trials = judged(ARCHITECTURES[name], chosen, folder)
-    found = []
-    for item, trial in zip(chosen, trials, strict=True):
-        if item.rewrite.wrong == (trial.problem is None) and not is_explained(item):
-            found.append(f"{item}: {trial.problem or 'accepted'}")
-    return found
+    return [
+        f"{item}: {trial.problem or 'accepted'}"
+        for item, trial in zip(chosen, trials, strict=True)
+        if item.rewrite.wrong == (trial.problem is None) and not is_explained(item)
+    ]
 
 
 def is_explained(item: Mutation) -> bool:

@@ -15,7 +15,7 @@ from freezer.freezing.judging.judgement import general
 from freezer.freezing.recipes import EAGER
 from freezer.spec import Dim, Limits
 from freezer.timing import Sampling
-from tests.support.steps import plain_candidate, rules
+from tests.support.steps import plain_candidate, plain_payload, rules
 
 POLICY = rules().policy
 RECIPE = "inductor-frozen"
@@ -24,9 +24,7 @@ RECIPE = "inductor-frozen"
 def payload(num_threads: int, batch: int | None) -> Payload:
     dims = (Dim(name="batch", min=batch or 1, max=batch or 8),)
     path = f"payloads/{f'batch{batch}' if batch else 'all'}-threads{num_threads}.pt2"
-    return Payload(
-        path=path, digest="", size_bytes=1, kind="inductor", num_threads=num_threads, dims=dims
-    )
+    return plain_payload("inductor", num_threads, path=path, dims=dims)
 
 
 ALL = plain_candidate(*(payload(count, batch) for count in (2, 1) for batch in (1, 8, None)))

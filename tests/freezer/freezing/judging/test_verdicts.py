@@ -79,8 +79,7 @@ def disturbed(*points: tuple[int, float, Clock]) -> Judgement:
         for num_threads, speedup, clock in points
     ]
     noisy = Speedup(value=3.0, low=2.85, high=3.15, clock="disturbed")
-    fast = replace(FAST, points=tuple(figures), speedup=noisy)
-    timed = judgement(fast)
+    timed = judgement(replace(FAST, points=tuple(figures), speedup=noisy))
     sampling = replace(timed.cells[0].sampling, clock=points[0][2], disturbance="others used 77%")
     timed = replace(timed, cells=(replace(timed.cells[0], sampling=sampling),))
     return refuse_contradicted(rules(), decide(rules(), timed))

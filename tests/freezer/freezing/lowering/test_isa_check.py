@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from freezer.freezing.lowering.isa_check import (
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, detect, device_class
+from tests.support.commands import output
 from tests.support.models import mlp
 from tests.support.steps import random_inputs, subject_of
 
@@ -105,19 +105,8 @@ def compiled(folder: Path, code: str, *flags: str) -> Path:
     """A shared library of some C++."""
     (folder / "code.cpp").write_text(code)
     library = folder / "library.so"
-    command = [
-        "g++",
-        "-O2",
-        "-w",
-        "-shared",
-        "-fPIC",
-        "-fno-tree-vectorize",
-        *flags,
-        "-o",
-        str(library),
-        str(folder / "code.cpp"),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    options = ("-O2", "-w", "-shared", "-fPIC", "-fno-tree-vectorize", *flags)
+    output("g++", *options, "-o", library, folder / "code.cpp")
     return library
 
 
@@ -156,9 +145,7 @@ def test_data_sections_are_ignored(tmp_path: Path) -> None:
         " g(a); }"
     )
     library = compiled(tmp_path, f"int g(int); {code}")
-    listing = subprocess.run(
-        ["objdump", "-d", "-M", "intel", str(library)], check=True, capture_output=True, text=True
-    ).stdout
+    listing = output("objdump", "-d", "-M", "intel", library)
     assert re.search(r"jmp +r", listing), "a table of jumps is used"
     assert families_of(library) == ({}, {})
 

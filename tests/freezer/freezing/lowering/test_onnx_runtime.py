@@ -72,8 +72,7 @@ def test_convnet_is_fused_and_keeps_its_layout(tmp_path: Path) -> None:
     assert report.ops_after["com.microsoft.FusedConv"] == 1
     assert "BatchNormalization" not in report.ops_after
     assert set(report.phases_s) == {"capture", "convert", "optimize"}
-    text = (candidate.folder / "evidence" / "all-graph.txt").read_text()
-    assert "FusedConv" in text
+    assert "FusedConv" in (candidate.folder / "evidence" / "all-graph.txt").read_text()
 
 
 def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
@@ -107,9 +106,8 @@ def test_failing_operator_is_named(tmp_path: Path) -> None:
 
 def lowered(model: nn.Module, folder: Path, *, x: Tensor = X, name: str = HERE) -> None:
     """Lower without a recipe, which would refuse some models before."""
-    captured = captured_by(subject_of(model, {"x": x}), "export")
     onnx_runtime.build(
-        captured,
+        captured_by(subject_of(model, {"x": x}), "export"),
         folder / "all.onnx",
         Target(device_class=device_class(name), num_threads=1),
         SETTINGS,

@@ -38,6 +38,5 @@ def test_engines_are_right_at_extremes(
     recipe: str, function: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     subject = subject_of(Calling(function), {"x": X})
-    candidate = candidate_of(subject, recipe, tmp_path / "made")
-    found = judgement_of(subject, [candidate])
+    found = judgement_of(subject, [candidate_of(subject, recipe, tmp_path / "made")])
     assert found.trials[0].problem is None

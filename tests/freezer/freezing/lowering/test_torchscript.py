@@ -51,8 +51,7 @@ def test_folded_layers_and_constants_are_counted(tmp_path: Path) -> None:
     assert report.ops_after == left
     assert (report.num_constants, report.constants_bytes) == (7, 4 * (81 + 3 + 4 * 3) + 8)
     assert report.constants[0] == "layers.0.weight"
-    exact = report_of(model, X, "torchscript-exact", tmp_path)
-    assert exact.ops_after["aten::batch_norm"] == 1
+    assert report_of(model, X, "torchscript-exact", tmp_path).ops_after["aten::batch_norm"] == 1
 
 
 def payload_of(artifact: Artifact) -> Path:

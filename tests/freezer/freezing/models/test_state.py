@@ -166,12 +166,8 @@ def used(model: nn.Module) -> nn.Module:
 
 
 def test_incomplete_reset_is_an_error() -> None:
-    message = (
-        r"model: after reset\(\) the model answers input set \d differently .* call it before"
-        r" freezing"
-    )
     for model in (seeded(Lasting), used(seeded(InPlace))):
-        with pytest.raises(JudgeError, match=message) as caught:
+        with pytest.raises(JudgeError) as caught:
             run_reference(stateful(model, inputs_of(InPlace)))
         assert caught.value.code == "CP-RESET"
     after_reset = used(seeded(InPlace))
@@ -180,9 +176,7 @@ def test_incomplete_reset_is_an_error() -> None:
 
 
 def test_failing_reset_is_an_error() -> None:
-    with pytest.raises(
-        JudgeError, match=r"model: reset\(\) raises RuntimeError: no state"
-    ) as caught:
+    with pytest.raises(JudgeError) as caught:
         run_reference(stateful(seeded(Failing), inputs_of(InPlace)))
     assert caught.value.code == "CP-RESET"
 

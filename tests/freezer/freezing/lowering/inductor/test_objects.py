@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +18,7 @@ from freezer.freezing.lowering import objects_kept_in
 from freezer.freezing.lowering.inductor.objects import reused_objects
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
+from tests.support.commands import output
 from tests.support.steps import HERE, random_inputs, subject_of
 
 X = random_inputs(2, 3, 8, 8)
@@ -92,8 +92,7 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_retrained_model_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sources are those that another process made, byte by byte."""
     log, objects = compiler(tmp_path / "first", monkeypatch), tmp_path / "objects"
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / "a"), str(objects)]
-    subprocess.run(command, check=True)
+    output(sys.executable, "-c", IN_ANOTHER_PROCESS, tmp_path / "a", objects)
     num_compiled = len(log.read_text())
     assert num_compiled == len(list(objects.iterdir())) > 0
     candidate = build_one(1, tmp_path / "b", objects)
