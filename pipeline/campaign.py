@@ -121,10 +121,9 @@ class Campaign:
         publisher = Publisher(self.plan, self.store, self.ledger)
         items = self.plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        work = {
-            what: [name for name in state.item.builds if name not in state.results]
-            for what, state in self._begun().items()
-        }
+        work = {}
+        for what, state in self._begun().items():
+            work[what] = [name for name in state.item.builds if name not in state.results]
         self.display.plan(len(items) + len(skipped), work)
         self._show(skipped)
         expected = None

@@ -188,8 +188,10 @@ def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
     """The worst row of each output and input set, the worst first, at most MAX_OUTPUTS."""
     worst = {(row.output, row.kind, row.set_index): row for row in sorted(rows, key=_severity)}
     names = [part.name for part in fields(OutputDrift)]
-    shown = sorted(worst.values(), key=_severity, reverse=True)[:MAX_OUTPUTS]
-    return tuple(OutputDrift(**{name: getattr(row, name) for name in names}) for row in shown)
+    shown = []
+    for row in sorted(worst.values(), key=_severity, reverse=True)[:MAX_OUTPUTS]:
+        shown.append(OutputDrift(**{name: getattr(row, name) for name in names}))
+    return tuple(shown)
 
 
 def _severity(row: DriftRow) -> tuple[bool, float, float]:

@@ -347,7 +347,7 @@ def test_pull_writes_both_images(empty: Store, one: Artifact, tmp_path: Path) ->
     publish(empty, needing_engine(tmp_path / "best", b"best"), one)
     dest = tmp_path / "pulled"
     for _ in range(2):
-        store_commands.pull("tiny", dest, store=empty.uri, device_class_="portable")
+        store_commands.pull("tiny", dest, store=empty.uri, device_class_="portable", every=True)
         both = read_artifacts(dest)
         assert [artifact.manifest.payloads[0].kind for artifact in both] == [
             "onnxruntime",

@@ -45,21 +45,19 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize(
     ("model", "x", "mutates"),
     [
-        (seeded(Counter), X, ("model.count",)),
-        (Running(), X, ("model.mean", "model.var")),
-        (InPlace(), X, ("model.last",)),
-        (mlp(), X, ()),
-        (Calling(lambda x: torch.relu_(x * 2)), X, ()),
+        (seeded(Counter), X, ["model.count"]),
+        (Running(), X, ["model.mean", "model.var"]),
+        (InPlace(), X, ["model.last"]),
+        (mlp(), X, []),
+        (Calling(lambda x: torch.relu_(x * 2)), X, []),
         (
             Layers(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)),
             random_inputs(3, 2, 5),
-            (),
+            [],
         ),
     ],
 )
-def test_export_names_changed_buffers(
-    model: nn.Module, x: Tensor, mutates: tuple[str, ...]
-) -> None:
+def test_export_names_changed_buffers(model: nn.Module, x: Tensor, mutates: list[str]) -> None:
     """Activations in place change none."""
     assert captured_by(subject_of(model, {"x": x}), "export").mutates == mutates
 
