@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from freezer.artifact import (
     Payload,
     torch_folder,
 )
-from freezer.codec import read_record
+from freezer.codec import frozen, read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.files import read_document, scratch_folder
 from freezer.runtime.arrays import Array
@@ -40,7 +40,7 @@ STORE_POINTER = "store.json"
 """File in place of an artifact that stays in its store: a `StorePointer`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class StorePointer:
     """The artifact that was registered by reference."""
 

@@ -13,13 +13,13 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from freezer.artifact.folder import Artifact, payloads_for_threads, thread_counts_of
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind
+from freezer.codec import frozen
 from freezer.errors import MissingDependencyError, UsageError, install_command
 from freezer.files import check_folder
 from freezer.spec import OutputSpec, TensorSpec
@@ -40,7 +40,7 @@ DATATYPES: Mapping[str, str] = {
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class TritonBackend:
     """A backend of Triton.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freezer.codec import frozen
 from freezer.compare import Sums, Values, distances, structure_problem
 from freezer.spec import COSINE, LIMITS, METRIC, SQNR, TOP1, text_of
 
@@ -34,7 +34,7 @@ MOST_NEEDED = 10**6
 _Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Judged:
     """A candidate's accuracy on the judged samples.
 

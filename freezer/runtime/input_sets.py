@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from freezer.codec import frozen
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.tensors import cloned, dtype_name, same_tensors
@@ -54,7 +55,7 @@ class Draws(np.random.PCG64DXSM):
         return values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class InputSet:
     """One set of tensor inputs by name, in the order of the spec, and the sizes of the named dims
     in it.

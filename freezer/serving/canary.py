@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Manifest, Payload
+from freezer.codec import frozen
 from freezer.compare import (
     POOL_BELOW,
     Comparison,
@@ -29,7 +30,7 @@ from freezer.runtime.contract import OpenModel
 from freezer.runtime.tensor_files import golden_sets
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class CanaryFigure:
     """Result of one output of one golden set on this machine."""
 

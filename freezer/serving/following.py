@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from freezer.artifact import Manifest
+from freezer.codec import frozen
 from freezer.errors import ColdpressError, IncompatibleError, UsageError, first_line
 from freezer.hardware import detect
 from freezer.serving.load import load
@@ -36,7 +37,7 @@ REMEMBERED = ("canary", "does_not_open", "tampered")  # refusals that stay while
 logger = logging.getLogger("coldpress")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Loaded:
     """What serves.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from freezer.artifact import (
     problem_of,
     read_artifacts,
 )
+from freezer.codec import frozen
 from freezer.errors import IntegrityError, Refusal, StoreUnreachableError
 from freezer.files import read_document, scratch_folder
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from freezer.store import Store, Version
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Image:
     """A published artifact of one device class; its files are read when a function is called.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.hardware import CudaHere, Host, Machine, describe_host
 
@@ -20,7 +21,7 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class LoadOptions:
     """Options of `load`, `verify` and the speed check.
 
@@ -88,7 +89,7 @@ class LoadOptions:
         return self.arrays == "numpy" or (self.arrays is None and not has_torch())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ServingProcess:
     """The process that an artifact would serve in, and how.
 

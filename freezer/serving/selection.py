@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from freezer.artifact import Manifest
+from freezer.codec import frozen
 from freezer.errors import (
     CanaryError,
     ColdpressError,
@@ -31,7 +32,7 @@ from freezer.serving.images import Image
 from freezer.serving.process import ServingProcess
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Selection:
     """The first artifact that serves a process.
 

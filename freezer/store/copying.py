@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 from freezer.artifact import Signed
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.files import scratch_folder
 from freezer.hardware import PORTABLE
@@ -28,7 +28,7 @@ from freezer.store.versions import LATEST, Version, signature_tag, signatures_of
 Form = Literal["artifacts", "image"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Copied:
     """A version in the store that it was copied to.
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
-from freezer.codec import read_json
+from freezer.codec import frozen, read_json
 from freezer.errors import StoreUnreachableError, UsageError
 from freezer.files import RemoteError
 from freezer.store.artifact_store import Store
@@ -28,7 +28,7 @@ from freezer.store.versions import LATEST, NUMBER, Version, pinned, signature_ta
 MARKS = f"{WORK}/garbage"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Garbage:
     """Something that nothing needs.
 
@@ -45,7 +45,7 @@ class Garbage:
     removed: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Cleaning:
     """What to remove.
 

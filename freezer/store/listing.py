@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
+from freezer.codec import frozen
 from freezer.errors import (
     ColdpressError,
     IntegrityError,
@@ -26,7 +26,7 @@ more requests.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ListedArtifact:
     """An artifact of a published version.
 
@@ -43,7 +43,7 @@ class ListedArtifact:
     engines: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ListedVersion:
     """A published version.
 

@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,7 +28,7 @@ from freezer.artifact import (
     Payload,
     Signed,
 )
-from freezer.codec import OMIT_DEFAULT, encode, read_record, stored_as
+from freezer.codec import OMIT_DEFAULT, encode, frozen, read_record, stored_as
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
     DOCUMENT_BYTES,
@@ -68,7 +68,7 @@ INDEX = "index.json"
 _BLOBS = "blobs/sha256"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Descriptor:
     """An OCI descriptor: the media type, digest and size of a blob, and what describes it."""
 
@@ -99,7 +99,7 @@ class Descriptor:
         return tuple(filter(None, self.annotations.get(ENGINES, "").split(",")))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OciIndex:
     """An OCI index: of a model its tags, of a version its images."""
 
@@ -110,7 +110,7 @@ class OciIndex:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class OciImage:
     """An OCI image manifest: of an artifact, or of signatures."""
 

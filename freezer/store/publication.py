@@ -15,12 +15,12 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact
-from freezer.codec import OMIT_DEFAULT, encode, read_record
+from freezer.codec import OMIT_DEFAULT, encode, frozen, read_record
 from freezer.errors import ColdpressError, IntegrityError, UsageError, first_line
 from freezer.files import http_session
 from freezer.hardware import DEVICE_CLASSES, PORTABLE
@@ -49,7 +49,7 @@ HOOK_S = (3, 5)
 """Timeouts of its connection and of its answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Move:
     """What a name was made to point at.
 
@@ -71,7 +71,7 @@ class Move:
     share: float | None = field(default=None, metadata=OMIT_DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Notes:
     """What a store notes of a model besides its versions.
 

@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from freezer.artifact import (
     Signatures,
     Signed,
 )
-from freezer.codec import decode
+from freezer.codec import decode, frozen
 from freezer.errors import IntegrityError, NotPublishedError, UsageError
 from freezer.files import (
     DOCUMENT_BYTES,
@@ -51,7 +51,7 @@ SIGNED = ".sig"
 """Suffix of the tags of signatures: `sha256-HEX.sig` signs the image `sha256:HEX`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Version:
     """One published version of a model.
 

@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import safe_open
 
 from freezer.artifact import Manifest
+from freezer.codec import frozen
 from freezer.errors import UsageError
 from freezer.runtime.arrays import Array, widened
 from freezer.spec import Dim, InputSpec
@@ -70,7 +71,7 @@ def _size(
     return same[0] if len(same) == 1 else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Joint:
     """Where requests of a model are joined.
 
@@ -84,7 +85,7 @@ class Joint:
     outputs: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class GoldenCall:
     """Golden inputs, and the sizes of their dims."""
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, read_keys
-from freezer.codec import encode
+from freezer.codec import encode, frozen
 from freezer.errors import ColdpressError, ContractError, Refusal
 from freezer.hardware import device_class as class_named
 from freezer.runtime.tensor_files import golden_sets
@@ -66,7 +65,7 @@ SENTINEL = {
 logger = logging.getLogger("coldpress")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class ServingOptions:
     """What to serve. Further fields as in `freezer.load`.
 
@@ -97,7 +96,7 @@ class ServingOptions:
     max_delay_ms: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class Prepared:
     """What the service knows of a model before it serves.
 

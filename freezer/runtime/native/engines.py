@@ -16,7 +16,6 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from freezer.artifact import PayloadKind
-from freezer.codec import decode
+from freezer.codec import decode, frozen
 from freezer.errors import ContractError, MissingDependencyError, first_line, install_command
 from freezer.files import begin_of
 from freezer.runtime.arrays import BFLOAT16, Array
@@ -173,7 +172,7 @@ def _array_in(value: Any) -> Array:
     return bits.view(BFLOAT16)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class EngineCalls:
     """The content of CALLS_FILE: how to call the graph.
 

@@ -22,11 +22,10 @@ import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freezer.codec import decode
+from freezer.codec import decode, frozen
 from freezer.errors import IntegrityError, UsageError
 from freezer.files import begin_of, scratch_folder
 from freezer.runtime.arrays import Array
@@ -43,7 +42,7 @@ ALIGNMENT = 64
 """Of each constant, in bytes; the same as Inductor's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class WeightEntry:
     """A constant in the file of weights.
 
@@ -63,7 +62,7 @@ class WeightEntry:
     packed: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class WeightTable:
     """The content of TABLE: the constants in the file of weights, and its size."""
 
@@ -71,7 +70,7 @@ class WeightTable:
     constants: tuple[WeightEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen
 class InductorPackage:
     """An Inductor package.
 
