@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.support.steps import (
     subject_of,
 )
 
+EXACT = "payloads/exact.pt"
 TARGET = target_here(HERE, 1)
 
 
@@ -83,26 +85,31 @@ def test_two_artifacts_serve_one_class(
     assert [refusal.reason for refusal in model.ladder] == ["runtime_missing"]
 
 
-def test_of_its_payloads_only_that_for_all_sizes_is_kept(
-    session: Session, judgement: Judgement, tmp_path: Path
+@pytest.mark.parametrize("time_limit_s", [20.0, 1e-9])
+def test_only_the_payload_for_all_sizes_is_kept(
+    session: Session, judgement: Judgement, time_limit_s: float, tmp_path: Path
 ) -> None:
-    """Each contains the weights; the one that is kept is timed at the deciding size."""
+    """Each contains the weights; the one that is kept is timed at the deciding size, if it can."""
+    session = replace(session, policy=replace(session.policy, time_limit_s=time_limit_s))
     winner, *others = judgement.trials
     alone, kept = [], []
     for trial in others:
         (for_all,) = trial.candidate.payloads
         kept.append(for_all)
         (dim,) = for_all.dims
-        exact = replace(for_all, path="payloads/exact", dims=(replace(dim, min=2, max=2),))
+        folder = trial.candidate.folder
+        shutil.copyfile(folder / for_all.path, folder / EXACT)
+        exact = replace(for_all, path=EXACT, dims=(replace(dim, min=2, max=2),))
         candidate = replace(trial.candidate, payloads=(exact, for_all))
         alone.append(replace(trial, candidate=candidate))
     found = with_torch_only(session, replace(judgement, trials=(winner, *alone)), tmp_path)
     assert found.torch_only is not None
     second = found.torch_only.winner
     assert second is not None
-    (payload,) = second.candidate.payloads
+    *both, payload = second.candidate.payloads
     assert payload in kept
-    assert [dropped.payload for dropped in second.dropped] == ["payloads/exact"]
+    assert len(both) == (time_limit_s < 1)
+    assert [dropped.payload for dropped in second.dropped] == ([] if both else [EXACT])
     assert second.speedup is not None
     assert {figures.payload for figures in second.points} == {payload.path}
     assert found.winner is not None
