@@ -119,8 +119,8 @@ def lease_path(campaign: str) -> str:
 
 
 def read_holder(store: Store, campaign: str) -> Holder | None:
-    """Return the holder of a campaign's lease, dead or alive; None if there is no lease, or it is
-    damaged.
+    """Return the holder of a campaign's lease, also one that has ended; None without a lease, or
+    with a damaged one.
 
     Raises:
         OSError: the lease cannot be read.

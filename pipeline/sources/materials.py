@@ -59,6 +59,7 @@ class Materials:
         self._digests = digests
         self._shipping = False
         self._ready: dict[tuple[str, bool], Entry] = {}
+        self._sent: dict[tuple[str, bool], Entry] = {}
 
     def resolve(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[CatalogError]]:
         """Return the entries with everything that their keys need, and the errors of the others.
@@ -122,7 +123,10 @@ class Materials:
         """
         if self._place is None or not self._shipping:
             return entry
-        return upload_sources(entry, self._shipped, self._place)
+        key = _key(entry)
+        if key not in self._sent:  # each upload asks the bucket, and each task is sent its entry
+            self._sent[key] = upload_sources(entry, self._shipped, self._place)
+        return _of_class(self._sent[key], entry)
 
     def _with_source(self, entry: Entry) -> Entry:
         """Return the entry with a source that has a key. Reads all files of the key."""

@@ -40,7 +40,8 @@ class ExportedModule(GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
         # copying a graph copies its pytree specs, of which one class is deprecated
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             return super().__deepcopy__(memo)
 
 
