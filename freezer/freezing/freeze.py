@@ -56,6 +56,7 @@ from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.progress import reported
 from freezer.runtime.tensor_files import read_samples
 from freezer.spec import InputSpec, Objective, declared_spec
+from freezer.timing import brief_waits
 
 logger = logging.getLogger("coldpress")
 
@@ -198,7 +199,7 @@ def freeze_subject(
     """
     clear_evidence(out, (target.device_class.name, PORTABLE))
     subject = to_device(subject, target.device)
-    with generators_kept(), reported(options.progress):
+    with generators_kept(), reported(options.progress), brief_waits():
         result = _freeze_for(subject, target, out, source, options)
         if result.verdict != "unstable":
             drop_builds(out)

@@ -7,7 +7,8 @@ Read first: sampling.py.
 from freezer.timing.intervals import Rivals
 from freezer.timing.meters import CpuMeter, meter_of
 from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup
-from freezer.timing.sampling import alone, policy_for, sample, share_machine
+from freezer.timing.sampling import policy_for, sample
+from freezer.timing.sharing import alone, brief_waits, share_machine
 
 __all__ = [
     "MIN_SAMPLES",
@@ -16,6 +17,7 @@ __all__ = [
     "Sampling",
     "Speedup",
     "alone",
+    "brief_waits",
     "meter_of",
     "over_processes",
     "policy_for",

@@ -23,7 +23,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -32,24 +31,9 @@ from freezer.spec import Clock, Objective, SamplingPolicy
 from freezer.timing.intervals import Halving, Rivals, Round
 from freezer.timing.meters import CpuMeter
 from freezer.timing.samples import MIN_SAMPLES, Sampling
+from freezer.timing.sharing import alone
 
 logger = logging.getLogger("coldpress")
-
-Alone = Callable[[], AbstractContextManager[None]]
-"""Returns a context manager that waits until this process has the machine alone."""
-
-_alone: list[Alone] = [nullcontext]
-
-
-def alone() -> AbstractContextManager[None]:
-    """Have the machine alone, if this process shares it with others of Coldpress."""
-    return _alone[-1]()
-
-
-def share_machine(by: Alone) -> None:
-    """Set how this process gets the machine alone; by default it takes it to be its own."""
-    _alone[:] = [by]
-
 
 FIRST_CALLS = 3
 """Calls before the warm-up: TorchScript compiles in the second, engines allocate in the first."""
@@ -99,7 +83,7 @@ def sample(
     meter: CpuMeter | None = None,
     rivals: Rivals | None = None,
 ) -> Sampling:
-    """Time all entrants side by side, alone on the machine (machine.py) from the warm-up on.
+    """Time all entrants side by side, alone on the machine (sharing.py) from the warm-up on.
 
     Args:
         entrants: calls by name, with distinct inputs that rotate, so that caches do not help.

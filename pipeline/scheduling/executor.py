@@ -78,12 +78,19 @@ class Executor:
         self._decided: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
         self.begun: dict[str, Progress] = {}
+        of_cpu = dict[tuple[str, int], Progress]()
         for index, item in enumerate(plan.items):
             if item.finished is None:
                 step = self._records.start(item)
                 progress = Progress(index=index, state=step.state)
                 self._follow(progress, step)
                 self.begun[item.label()] = progress
+                if device_class(item.device_class).kind == "cpu":
+                    of_cpu[item.entry.name, item.num_threads] = progress
+        for progress in self.begun.values():
+            item = progress.state.item
+            if item.device_class == PORTABLE:
+                progress.beside = of_cpu.get((item.entry.name, item.num_threads))
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Yield the outcome of each item, not published yet; no judge measures here meanwhile.

@@ -6,9 +6,9 @@ A judge goes first: it is an ordinary task beside the builds, which pause while 
 more of them than a slow one.
 
 A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models
-are published throughout a campaign. Within a step, classes that few nodes serve come first, and a
-node stays with its class if it can: a worker serves one class, and another one needs a new Python
-process that imports Ray and torch.
+are published throughout a campaign. Within a step, classes that few nodes serve come first, then
+those beside which `portable` can be built or judged, and a node stays with its class if it can: a
+worker serves one class, and another one needs a new Python process that imports Ray and torch.
 """
 
 from __future__ import annotations
@@ -35,10 +35,21 @@ LOOK_AHEAD = 32
 
 @dataclass(kw_only=True, eq=False)
 class Progress:
-    """The current state of an item; `index` is its position in the plan."""
+    """The current state of an item.
+
+    Attributes:
+        index: its position in the plan.
+        beside: of `portable`, the item of a CPU class whose judge can judge it, too.
+    """
 
     state: ItemState
     index: int
+    beside: Progress | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether all builds ended."""
+        return len(self.state.results) >= len(self.state.item.builds)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -165,9 +176,10 @@ class Queue:
             nodes: all nodes in use.
         """
 
-        def urgency(name: str) -> tuple[int, int, bool]:
+        def urgency(name: str) -> tuple[int, int, bool, bool]:
             window = self._lines[name][0].progress.index // WINDOW
-            return window, sum(name in node.classes for node in nodes), name != slot.last_class
+            num_nodes = sum(name in node.classes for node in nodes)
+            return window, num_nodes, name == PORTABLE, name != slot.last_class
 
         classes = [name for name in slot.node.classes if self._lines[name]]
         if slot.num_gpu_tasks >= slot.node.num_gpus:

@@ -40,6 +40,7 @@ class Scheduler:
         self._fleet = fleet
         self._builds = Queue()
         self._judges = Queue()
+        self._beside = Queue()
         self._repeated = Queue()
         self._slots: dict[str, Slot] = {}  # also of nodes that left, and may return
         self._in_use: list[Slot] = []
@@ -55,16 +56,20 @@ class Scheduler:
 
     @property
     def _queues(self) -> tuple[Queue, ...]:
-        """The queues, in the order in which a node takes from them: disturbed judges are repeated
-        when there is nothing else to do.
+        """The queues, in the order in which a node takes from them. Without anything else to do, it
+        judges `portable` before the class beside which that would be shorter, and repeats
+        disturbed judges.
         """
-        return self._judges, self._builds, self._repeated
+        return self._judges, self._builds, self._beside, self._repeated
 
     def add(self, task: Task, *, first: bool = False) -> None:
         """Let a task wait for a node; `first` puts it before the others of its class."""
         queue = self._builds if task.recipe else self._judges
+        beside = task.progress.beside
         if task.recipe is None and not first and task.progress.state.attempts_of(None).failures:
             queue = self._repeated
+        elif task.recipe is None and beside is not None and not beside.is_built:
+            queue = self._beside
         queue.add(task, first=first)
 
     def tick(self) -> None:
@@ -93,7 +98,8 @@ class Scheduler:
                     slots.remove(slot)
                 elif judge := self._judge_for(slot, self._judges):
                     self._has_judged = True
-                    yield slot, [judge, *self._judges.take_portable(judge, slot, nodes)]
+                    portable = self._judges.take_portable(judge, slot, nodes)
+                    yield slot, [judge, *portable, *self._beside.take_portable(judge, slot, nodes)]
                 elif build := self._builds.take(slot, nodes):
                     num_waiting = len(build.item.builds)
                     if self._has_judged:
@@ -102,7 +108,9 @@ class Scheduler:
                     portable = self._builds.take_portable(build, slot, nodes)
                     alike = self._builds.take_alike(build, num_tasks - 1, slot, nodes)
                     yield slot, [build, *portable, *alike]
-                elif judge := self._judge_for(slot, self._repeated):
+                elif judge := (
+                    self._judge_for(slot, self._beside) or self._judge_for(slot, self._repeated)
+                ):
                     yield slot, [judge]
                 else:
                     slots.remove(slot)

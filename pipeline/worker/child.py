@@ -83,7 +83,10 @@ def run_child(
         data_bytes: see supervisor.Bounds.
         memory: for what it has in hand.
     """
-    from freezer.timing import share_machine  # it imports torch, as the forkserver has
+    from freezer.timing import (
+        brief_waits,
+        share_machine,
+    )  # they import torch, as the forkserver has
 
     try:
         child = os.getpid()
@@ -96,9 +99,10 @@ def run_child(
         for name, folder in TEMPORARY.items():
             os.environ[name] = str(scratch / folder)
         tempfile.tempdir = None  # it was cached before the fork
-        for message in _messages(payload):
-            if os.getpid() == child:  # not in a fork by the user's code
-                os.write(result, pickle.dumps(message))
+        with brief_waits():
+            for message in _messages(payload):
+                if os.getpid() == child:  # not in a fork by the user's code
+                    os.write(result, pickle.dumps(message))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

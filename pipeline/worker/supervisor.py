@@ -52,7 +52,7 @@ LOG_LIMIT_BYTES = 64 * 1024 * 1024
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
 SPARE_BYTES = 2_000_000_000
-SPARE_BYTES_PER_CPU = 16_000_000
+SPARE_BYTES_PER_CPU = 24_000_000
 """Private memory that a process may map beyond its limit of resident memory: stacks of threads,
 arenas, untouched pages.
 """

@@ -130,6 +130,20 @@ def test_until_the_first_judge_all_cores_share_one_item(here: Here) -> None:
     assert groups == [shares[:2], shares[2:]]
 
 
+@pytest.mark.parametrize("num_builds", [0, 1])
+def test_portable_is_judged_beside_its_class(here: Here, num_builds: int) -> None:
+    here.fleet.have(node("a", V4, num_cpus=2))
+    of_class = ItemState(item=item_of(V4, ["openvino"] * num_builds), estimate=DEMAND)
+    progress = Progress(state=of_class, index=0)
+    portable = waiting("portable")
+    portable.progress.beside = progress
+    other = Task(progress=Progress(state=of_class, index=1), recipe="openvino")
+    here.wait_for(portable, other)
+    here.tick()
+    first, *_ = [tasks for _, tasks in here.next_tasks()]
+    assert first == ([other] if num_builds else [portable]), "before it only if that is not built"
+
+
 def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
     here.fleet.have(node("a", V4))
     large = Demand(asked=128 * 10**9, least=128 * 10**9)
