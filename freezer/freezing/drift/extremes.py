@@ -42,7 +42,8 @@ OWN_ERROR = 3.0
 """Multiple of eager's own error that passes."""
 
 SHARES = {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.5}
-"""Error of a lower precision that passes, as a share of the output's root mean square."""
+"""Error of a lower precision that passes, as a share of the output's root mean square, here or in
+normal use: the answer to silence may be near 0."""
 
 _BEYOND = ("values ", "whole ")
 """Starts of the names of sets far from real values, where what was calibrated ends: of a lower
@@ -77,12 +78,24 @@ class Extreme:
         """Whether each floating-point input has a NaN or an Inf."""
         return self.name in MISSING
 
-    def problem(self, answers: Sequence[Tensor], precision: str = FLOAT32) -> str | None:
+    def problem(
+        self,
+        answers: Sequence[Tensor],
+        precision: str = FLOAT32,
+        sizes: Sequence[float] | None = None,
+    ) -> str | None:
         """What is wrong with a candidate's outputs; None if nothing is, or ties explain it.
 
         Of integers and bools, three times as many may differ as differ between eager's reruns; of a
         lower precision, all.
+
+        Args:
+            answers: the outputs.
+            precision: of the candidate.
+            sizes: root mean square of each output in normal use, of which the error of a lower
+                precision may be a share where it is larger than here.
         """
+        sizes = sizes or [0.0] * len(answers)
         for index, (e, c) in enumerate(zip(self.eager, answers, strict=True)):
             if c.shape != e.shape or c.dtype != e.dtype:
                 problem: str | None = (
@@ -91,7 +104,8 @@ class Extreme:
             elif precision == FLOAT32:
                 problem = self._unexplained(index, answers)
             else:
-                problem = self._lower_problem(e, c, SHARES[precision.partition("+")[0]])
+                share = SHARES[precision.partition("+")[0]]
+                problem = self._lower_problem(e, c, share, sizes[index])
             if problem:
                 return f"{self.name}: output {self._output(index)}: {problem}"
         return None
@@ -109,13 +123,13 @@ class Extreme:
     def _output(self, index: int) -> str:
         return repr(self.subject.outputs[index].name)
 
-    def _lower_problem(self, e: Tensor, c: Tensor, share: float) -> str | None:
+    def _lower_problem(self, e: Tensor, c: Tensor, share: float, usual: float) -> str | None:
         if not comparable(e):
             return None
         wide, right = in_double(c), in_double(e)
         if misplaced(wide, right).any():
             return "NaN or Inf at other places than eager's"
-        error, size = rms_of(wide - right), rms_of(right)
+        error, size = rms_of(wide - right), max(rms_of(right), usual)
         if self.name.startswith(_BEYOND) or error <= share * size:
             return None
         return f"an error of {error:.3g}, where the values are of {size:.3g}"
@@ -187,6 +201,7 @@ class Extreme:
 
 def rms_of(values: Tensor) -> float:
     """Root mean square of the finite values."""
+    values = in_double(values)
     finite = values[values.isfinite()]
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 

@@ -12,7 +12,7 @@ from freezer.codec import frozen
 from freezer.compare import Magnitudes, distances
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets
+from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets, rms_of
 from freezer.freezing.drift.runs import (
     Call,
     Runner,
@@ -68,6 +68,12 @@ class Reference:
     def singles(self) -> list[Call]:
         """The single calls, in the order of the subject's sets."""
         return [call for call in self.calls if call.kind == "single"]
+
+    @property
+    def sizes(self) -> list[float]:
+        """The root mean square of each output in the call where it is largest."""
+        calls = [map(rms_of, call.eager) for call in self.singles]
+        return [max(sizes) for sizes in zip(*calls, strict=True)]
 
 
 def run_reference(subject: Subject) -> Reference:
