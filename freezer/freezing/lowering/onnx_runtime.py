@@ -132,7 +132,10 @@ def _quantized(model: ModelProto, names: NodeNames, captured: Captured, folder: 
     feeds = (dict(zip(inputs, call, strict=True)) for call in calls)
     with quantizing("onnxruntime"), scratch_folder(place=folder) as scratch, quiet("root"):
         prepared, target = scratch / "prepared.onnx", scratch / "quantized.onnx"
-        quant_pre_process(model, str(prepared))
+        source = scratch / "converted.onnx"
+        source.write_bytes(model.SerializeToString())
+        # The program has all shapes, and the symbolic inference fails for some models.
+        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         operators = [(node.name, node.output, node.input) for node in _loaded(prepared).graph.node]
         quantize_static(
             str(prepared),

@@ -10,6 +10,8 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 import freezer
@@ -293,6 +295,30 @@ def test_kept_nodes_are_not_searched_again(samples: Path, tmp_path: Path) -> Non
 
 
 @needs_gain
+def test_masked_attention_is_quantized(tmp_path: Path) -> None:
+    """Whose shapes ONNX Runtime's symbolic inference does not find."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=64, intermediate_size=32, **sizes)
+    model = transformers.BertForSequenceClassification(config).eval()
+    ids = torch.randint(1, 64, (640, 1, 8), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
+    file = tmp_path / "samples.safetensors"
+    save_file(
+        {f"{i}/{key}": value for i, row in enumerate(rows) for key, value in row.items()}, file
+    )
+    options = FreezeOptions(
+        recipes=["onnxruntime-int8"],
+        num_threads=1,
+        limits=ANY_SPEED,
+        policy=QUICK,
+        precision=["int8"],
+        accuracy=Accuracy(samples=file, cosine_min=0.5),
+    )
+    result = freeze(model, rows[0], out=tmp_path / "out", options=options)
+    assert result.verdict == "published", result.reason
+
+
+@needs_gain
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["inductor-bf16", "inductor-int8"])
 def test_inductor_computes_in_lower_precision(name: str, samples: Path, tmp_path: Path) -> None:
@@ -325,6 +351,9 @@ def test_extremes_hold_for_lower_precision(
     extreme = Extreme(name, subject, [torch.ones(2)], stateful=False)
     problem = extreme.problem([torch.tensor(answer)], precision)
     assert (problem is None) == passes
+    of_silence = Extreme(name, subject, [torch.zeros(2)], stateful=False)
+    problem = of_silence.problem([torch.tensor(answer) - 1], precision, sizes=[1.0])
+    assert (problem is None) == passes, "where normal answers are as large"
 
 
 def test_classes_without_the_hardware_get_float32() -> None:
