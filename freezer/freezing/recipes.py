@@ -126,9 +126,10 @@ CONVERSION_VERSION = 2
 """Increase when programs are converted to the formats of engines in another way, so that builds are
 redone: 2 uses stable forms (lowering/stable_forms.py)."""
 
-QUANTIZATION_VERSION = 2
+QUANTIZATION_VERSION = 3
 """Increase when programs are brought to a lower precision in another way, so that builds are
-redone: 2 keeps nodes in floating point in all engines (candidates/mixed_precision.py)."""
+redone: 2 keeps nodes in floating point in all engines (candidates/mixed_precision.py), 3 also where
+extremes fail."""
 
 _TORCHSCRIPT: Ways = (
     ("as-is", "torchscript"),

@@ -1,9 +1,9 @@
 """Mixed precision: the nodes of a model that int8 leaves in floating point, as few as keep the
-budget on samples that no judge sees.
+budget on samples that no judge sees, and answer extremes.
 
 Convolutions and matrix products are ranked once, by what the error of each alone in OpenVINO's int8
-adds to the outputs. The shortest prefix that keeps the budget takes about log2 of their number
-builds for OpenVINO, the fastest. Other engines leave out the same nodes.
+adds to the outputs where the whole model fails. The shortest prefix that passes takes about log2 of
+their number builds for OpenVINO, the fastest. Other engines leave out the same nodes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from freezer.artifact import PayloadKind
 from freezer.errors import BuildError, first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
+from freezer.freezing.drift import Extreme, extremes_of, rms_of
 from freezer.freezing.explaining import GraphReference, run_openvino
 from freezer.freezing.lowering import LOWERINGS, int8_model
+from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES, Recipe, Settings
 from freezer.freezing.target import Target
 from freezer.runtime.held_out import HeldOut, judge_answers
 from freezer.runtime.loaders import LOADERS
-from freezer.runtime.tensors import tensors_bytes
+from freezer.runtime.tensors import leaves_of, tensors_bytes
 
 logger = logging.getLogger("coldpress")
 
@@ -44,6 +46,7 @@ KEPT_NODES = "kept_nodes"
 FOUND: WeakKeyDictionary[HeldOut, Sequence[str]] = WeakKeyDictionary()
 """What a search found, by its samples: recipes and shapes share it."""
 
+INT8 = "int8"
 _SETTINGS = RECIPES["openvino-int8"].settings
 
 _PRODUCT = re.compile("conv|linear|mm|matmul|einsum|attention|lstm|gru")
@@ -68,12 +71,14 @@ class NodeSearch:
     Attributes:
         captured: the program, with samples for calibration.
         samples: the search samples: inputs of the program, in order.
+        subject: has the extremes, at which errors are judged apart.
         held_out: has the budget; a metric is not searched for.
         target: device class and thread count of the builds.
     """
 
     captured: Captured
     samples: Sequence[Sequence[Tensor]]
+    subject: Subject
     held_out: HeldOut
     target: Target
 
@@ -88,26 +93,50 @@ class NodeSearch:
                 break
         return answers
 
-    def keeps(self, path: Path, kind: PayloadKind, settings: Settings) -> bool:
-        """Whether a payload would keep the budget if the judged samples were like the search
-        samples.
+    @cached_property
+    def _extremes(self) -> list[Extreme]:
+        """Those of the program's sizes."""
+        leaves = zip(*map(leaves_of, self._eager), strict=True)
+        usual = [max(map(rms_of, answers)) for answers in leaves]
+        shapes = [tensor.shape for tensor in self.samples[0]]
+        return [
+            extreme
+            for extreme in extremes_of(self.subject.on_host, False, usual)
+            if [tensor.shape for tensor in extreme.inputs.values()] == shapes
+            and not extreme.missing
+        ]
+
+    def fails_at(
+        self, path: Path, kind: PayloadKind, settings: Settings
+    ) -> Sequence[Tensor] | None:
+        """Inputs at which a payload would fail if the judged samples were like the search samples;
+        None if it would pass.
         """
         run = LOADERS[kind](path, settings)
-        return self._keeps(run(*inputs) for inputs in self.samples[: len(self._eager)])
+        if not self._keeps(run(*inputs) for inputs in self.samples[: len(self._eager)]):
+            return self.captured.calibration[0]
+        for extreme in self._extremes:
+            inputs = list(extreme.inputs.values())
+            if extreme.problem(leaves_of(run(*inputs)), INT8):
+                return inputs
+        return None
 
     def _keeps(self, answers: Iterable[Any]) -> bool:
         eager = cycle(self._eager)
         judged = judge_answers(self.held_out, None, eager, cycle(answers), _NUM_CANDIDATES)
         return judged.problem is None
 
-    def exact_nodes(self) -> Sequence[str]:
-        """The fewest of the worst nodes without which OpenVINO keeps the budget; none if it breaks
-        it even with a single product in int8, or is not available.
+    def exact_nodes(self, at: Sequence[Tensor]) -> Sequence[str]:
+        """The fewest of the worst nodes without which OpenVINO passes; none if it fails even with a
+        single product in int8, or is not available.
+
+        Args:
+            at: inputs at which the whole model fails.
         """
         if not self._keeps(self._eager):
             return ()  # there are too few samples for any answers
         try:
-            prefixes = list(accumulate(_worst_first(self.captured)))[:-1]
+            prefixes = list(accumulate(_worst_first(self.captured, at)))[:-1]
         except Exception as error:  # of engines, or of an operator that float64 lacks
             logger.warning("nodes to keep in float are not searched: %s", first_line(error))
             return ()
@@ -121,18 +150,18 @@ class NodeSearch:
             path = folder / f"searched{lowering.SUFFIX}"
             with suppress(BuildError):  # no product is left in int8
                 lowering.build(captured, path, self.target, _SETTINGS)
-                return self.keeps(path, "openvino", _SETTINGS)
+                return self.fails_at(path, "openvino", _SETTINGS) is None
         return False
 
 
-def _worst_first(captured: Captured) -> list[list[str]]:
-    """The products of a program, those first whose error alone adds most to the outputs for a
-    calibration sample; each with the nodes between it and the products before, whose results the
+def _worst_first(captured: Captured, at: Sequence[Tensor]) -> list[list[str]]:
+    """The products of a program, those first whose error alone adds most to the outputs at some
+    inputs; each with the nodes between it and the products before, whose results the
     engine quantizes for it.
     """
     graph = captured.program.graph
     model, names = int8_model(captured)
-    reference = GraphReference(captured.program, captured.calibration[0])
+    reference = GraphReference(captured.program, at)
     values = run_openvino(model, reference, names, _SETTINGS)[1]
     effects = reference.effects(
         {

@@ -143,13 +143,15 @@ class ShapeBuild:
         search = NodeSearch(
             captured=captured,
             samples=self._fitting(held_out.search),
+            subject=subject,
             held_out=held_out,
             target=self.targets[0],
         )
-        if search.keeps(self.folder / payload.path, payload.kind, self.recipe.settings):
+        at = search.fails_at(self.folder / payload.path, payload.kind, self.recipe.settings)
+        if at is None:
             return ()
         if held_out not in FOUND:
-            FOUND[held_out] = search.exact_nodes()
+            FOUND[held_out] = search.exact_nodes(at)
         return FOUND[held_out]
 
     def _with_samples(self, captured: Captured) -> Captured:

@@ -42,8 +42,7 @@ OWN_ERROR = 3.0
 """Multiple of eager's own error that passes."""
 
 SHARES = {"tf32": 0.02, "fp16": 0.02, "bf16": 0.1, "int8": 0.5}
-"""Error of a lower precision that passes, as a share of the output's root mean square, here or in
-normal use: the answer to silence may be near 0."""
+"""Error of a lower precision that passes, as a share of the output's usual root mean square."""
 
 _BEYOND = ("values ", "whole ")
 """Starts of the names of sets far from real values, where what was calibrated ends: of a lower
@@ -61,12 +60,14 @@ class Extreme:
         subject: the subject with this set alone.
         eager: eager's outputs.
         stateful: whether a call changes the answers of later calls.
+        usual: root mean square of each output in the normal call where it is largest.
     """
 
     name: str
     subject: Subject
     eager: Sequence[Tensor]
     stateful: bool
+    usual: Sequence[float] = ()
 
     @property
     def inputs(self) -> NamedTensors:
@@ -78,34 +79,21 @@ class Extreme:
         """Whether each floating-point input has a NaN or an Inf."""
         return self.name in MISSING
 
-    def problem(
-        self,
-        answers: Sequence[Tensor],
-        precision: str = FLOAT32,
-        sizes: Sequence[float] | None = None,
-    ) -> str | None:
+    def problem(self, answers: Sequence[Tensor], precision: str = FLOAT32) -> str | None:
         """What is wrong with a candidate's outputs; None if nothing is, or ties explain it.
 
         Of integers and bools, three times as many may differ as differ between eager's reruns; of a
         lower precision, all.
-
-        Args:
-            answers: the outputs.
-            precision: of the candidate.
-            sizes: root mean square of each output in normal use, of which the error of a lower
-                precision may be a share where it is larger than here.
         """
-        sizes = sizes or [0.0] * len(answers)
         for index, (e, c) in enumerate(zip(self.eager, answers, strict=True)):
             if c.shape != e.shape or c.dtype != e.dtype:
-                problem: str | None = (
-                    f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
-                )
+                got, expected = (f"{t.dtype} {list(t.shape)}" for t in (c, e))
+                problem: str | None = f"got {got}, expected {expected}"
             elif precision == FLOAT32:
                 problem = self._unexplained(index, answers)
             else:
                 share = SHARES[precision.partition("+")[0]]
-                problem = self._lower_problem(e, c, share, sizes[index])
+                problem = self._lower_problem(e, c, share, self.usual[index])
             if problem:
                 return f"{self.name}: output {self._output(index)}: {problem}"
         return None
@@ -201,13 +189,12 @@ class Extreme:
 
 def rms_of(values: Tensor) -> float:
     """Root mean square of the finite values."""
-    values = in_double(values)
-    finite = values[values.isfinite()]
+    finite = in_double(values[values.isfinite()])
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def extremes_of(subject: Subject, stateful: bool) -> list[Extreme]:
-    """The extreme sets that eager takes, those with NaN and Inf last."""
+def extremes_of(subject: Subject, stateful: bool, usual: Sequence[float]) -> list[Extreme]:
+    """The extreme sets that eager takes, those with NaN and Inf last; for `usual` see `Extreme`."""
     makers = [*MAKERS, ("integer", _counts)] if subject.observed else MAKERS
     first, middle = _bases(subject)
     changed = list(_changed(subject.spec, first, makers).items())
@@ -215,7 +202,8 @@ def extremes_of(subject: Subject, stateful: bool) -> list[Extreme]:
     changed[1::2] = others[1::2]
     further = [(f"sizes {point}", subject.further_set(point)) for point in _points(subject)]
     missing = _changed(subject.spec, first, [("float", _missing)]).items()
-    return list(_taken(subject, [*changed, *further, *missing], stateful))
+    found = _taken(subject, [*changed, *further, *missing], stateful)
+    return [replace(extreme, usual=usual) for extreme in found]
 
 
 def normal_sets(subject: Subject, stateful: bool) -> list[Extreme]:
@@ -316,10 +304,9 @@ def _floats(item: TensorSpec, x: Tensor) -> Changes:
 
 
 def _missing(item: TensorSpec, x: Tensor) -> Changes:
-    changes = {}
-    for name, value in MISSING.items():
-        changes[name] = x.clone()
-        changes[name].view(-1)[x.numel() // 2] = value
+    changes = {name: x.clone() for name in MISSING}
+    for name, made in changes.items():
+        made.view(-1)[x.numel() // 2] = MISSING[name]
     return _within(item, changes)
 
 
@@ -357,7 +344,6 @@ def _integers(item: TensorSpec, x: Tensor) -> Changes:
 
 
 def _counts(_: TensorSpec, x: Tensor) -> Changes:
-    """Lengths and counts that an example may lack."""
     return {"integers of 0": torch.zeros_like(x), "integers of 1": torch.ones_like(x)}
 
 

@@ -144,7 +144,6 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
     num_threads, payloads = next(_ways_to_serve(session, candidate))
     fresh = partial(_runner, session.subject, candidate, payloads)
     lost: list[str] = []
-    sizes = None if precision == FLOAT32 else reference.sizes
     with threads(num_threads):
         runner = fresh()
         for extreme in reference.extremes:
@@ -156,7 +155,7 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
                 return f"{extreme.name}: {raised}", []
             if extreme.missing:
                 lost += filter(None, [extreme.lost(answers)])
-            elif problem := extreme.problem(answers, precision, sizes):
+            elif problem := extreme.problem(answers, precision):
                 return problem, []
         if len(reference.normal) == 2 and not reference.stateful:
             first, second = reference.normal

@@ -29,7 +29,7 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import class_here, target_here
 from freezer.hardware import DEVICE_CLASSES, device_class
 from freezer.spec import Accuracy
-from tests.support.classifiers import DIMS, Outlier, classifier, images, write_samples
+from tests.support.classifiers import DIMS, Faint, Outlier, classifier, images, write_samples
 from tests.support.steps import ANY_SPEED, QUICK, artifact_of, copy_of
 
 PRECISE = class_here((), ("int8", "bf16"))
@@ -245,6 +245,16 @@ def test_layers_that_int8_ruins_stay_exact(name: str, samples: Path, tmp_path: P
 
 
 @needs_gain
+def test_layers_that_int8_ruins_at_extremes_stay_exact(samples: Path, tmp_path: Path) -> None:
+    budget = {"samples": samples, "cosine_min": 0.9}
+    names = ["openvino-int8"]
+    result = frozen(tmp_path / "out", budget, names, precision=["int8"], model=Faint().eval())
+    (trial,) = trials(result).values()
+    assert trial.problem is None
+    assert "linear" in trial.candidate.settings["kept_nodes"]
+
+
+@needs_gain
 def test_one_search_serves_all_engines(
     samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,11 +358,11 @@ def test_extremes_hold_for_lower_precision(
     name: str, answer: list[float], precision: str, passes: bool
 ) -> None:
     subject = mock.Mock(outputs=[mock.Mock()])
-    extreme = Extreme(name, subject, [torch.ones(2)], stateful=False)
+    extreme = Extreme(name, subject, [torch.ones(2)], stateful=False, usual=[0.0])
     problem = extreme.problem([torch.tensor(answer)], precision)
     assert (problem is None) == passes
-    of_silence = Extreme(name, subject, [torch.zeros(2)], stateful=False)
-    problem = of_silence.problem([torch.tensor(answer) - 1], precision, sizes=[1.0])
+    of_silence = Extreme(name, subject, [torch.zeros(2)], stateful=False, usual=[1.0])
+    problem = of_silence.problem([torch.tensor(answer) - 1], precision)
     assert (problem is None) == passes, "where normal answers are as large"
 
 
