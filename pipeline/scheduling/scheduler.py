@@ -57,8 +57,8 @@ class Scheduler:
     @property
     def _queues(self) -> tuple[Queue, ...]:
         """The queues, in the order in which a node takes from them. Without anything else to do, it
-        judges `portable` before the class beside which that would be shorter, and repeats
-        disturbed judges.
+        judges `portable` before the class beside which that would be shorter (as the first judge
+        of all, so that an outcome comes soon), and repeats disturbed judges.
         """
         return self._judges, self._builds, self._beside, self._repeated
 
@@ -68,7 +68,7 @@ class Scheduler:
         beside = task.progress.beside
         if task.recipe is None and not first and task.progress.state.attempts_of(None).failures:
             queue = self._repeated
-        elif task.recipe is None and beside is not None and not beside.is_built:
+        elif task.recipe is None and beside and self._has_judged and not beside.is_built:
             queue = self._beside
         queue.add(task, first=first)
 

@@ -133,6 +133,9 @@ def test_until_the_first_judge_all_cores_share_one_item(here: Here) -> None:
 @pytest.mark.parametrize("num_builds", [0, 1])
 def test_portable_is_judged_beside_its_class(here: Here, num_builds: int) -> None:
     here.fleet.have(node("a", V4, num_cpus=2))
+    here.wait_for(waiting("portable"))
+    here.tick()
+    assert len([*here.next_tasks()]) == 1, "the first judge"
     of_class = ItemState(item=item_of(V4, ["openvino"] * num_builds), estimate=DEMAND)
     progress = Progress(state=of_class, index=0)
     portable = waiting("portable")
