@@ -95,7 +95,7 @@ class NodeSearch:
 
     @cached_property
     def _extremes(self) -> list[Extreme]:
-        """Those of the program's sizes."""
+        """Extremes of the program's sizes."""
         leaves = zip(*map(leaves_of, self._eager), strict=True)
         usual = [max(map(rms_of, answers)) for answers in leaves]
         shapes = [tensor.shape for tensor in self.samples[0]]
@@ -117,7 +117,11 @@ class NodeSearch:
             return self.captured.calibration[0]
         for extreme in self._extremes:
             inputs = list(extreme.inputs.values())
-            if extreme.problem(leaves_of(run(*inputs)), INT8):
+            try:
+                problem = extreme.problem(leaves_of(run(*inputs)), INT8)
+            except Exception as error:  # of the engine; eager answers
+                problem = first_line(error)
+            if problem:
                 return inputs
         return None
 

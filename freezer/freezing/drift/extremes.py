@@ -189,7 +189,7 @@ class Extreme:
 
 def rms_of(values: Tensor) -> float:
     """Root mean square of the finite values."""
-    finite = in_double(values[values.isfinite()])
+    finite = (wide := in_double(values))[wide.isfinite()]
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
