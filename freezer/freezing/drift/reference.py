@@ -85,7 +85,6 @@ def run_reference(subject: Subject) -> Reference:
         _check_reset(subject, eagers)
     noises, runs = _noise(eagers, run_eager, 0 if deterministic else NUM_RUNS - 1)
     wide, note = run_float64(subject.on_host, eagers, stateful=stateful)
-    float64 = wide is not None
     calls = []
     answers = zip(schedule(subject), wide or eagers, eagers, noises, strict=True)
     for (kind, set_index), r, e, noise in answers:
@@ -103,10 +102,10 @@ def run_reference(subject: Subject) -> Reference:
         calls=calls,
         stateful=stateful,
         deterministic=deterministic,
-        float64=float64,
+        float64=wide is not None,
         note=note,
         runs=runs,
-        scales=[scales_of(calls, index, float64=float64) for index in outputs],
+        scales=[scales_of(calls, index, float64=wide is not None) for index in outputs],
         extremes=extremes_of(subject, stateful, usual) if deterministic else (),
         normal=normal_sets(subject, stateful) if deterministic else (),
         warnings=list(_warnings(subject, eagers)),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from freezer.artifact import (
@@ -43,7 +44,7 @@ from freezer.freezing.judging.budgets import Budget, worst
 from freezer.freezing.judging.calling import calling_problem
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
-from freezer.freezing.models import NamedTensors, Outputs, Subject, baked_in
+from freezer.freezing.models import NamedTensors, Outputs, Subject, baked_in, call_source
 from freezer.freezing.target import check_unlimited
 from freezer.runtime.tensors import cloned, comparable, leaves_of
 from freezer.runtime.torch_settings import threads
@@ -155,7 +156,7 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
                 return f"{extreme.name}: {raised}", []
             if extreme.missing:
                 lost += filter(None, [extreme.lost(answers)])
-            elif problem := extreme.problem(answers, precision):
+            elif problem := _problem_at(extreme, answers, precision):
                 return problem, []
         if len(reference.normal) == 2 and not reference.stateful:
             first, second = reference.normal
@@ -167,6 +168,26 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
     if lost and session.limits.nan == "keep":
         return f"{lost[0]}; limits.nan is keep", []
     return None, lost
+
+
+def _problem_at(extreme: Extreme, answers: Sequence[Tensor], precision: str) -> str | None:
+    """What is wrong with a candidate's outputs.
+
+    For an empty mask, torch's fused transformer layers make NaN. Their parts, which captures have,
+    make numbers: a candidate may answer with them.
+    """
+    problem = extreme.problem(answers, precision)
+    if problem is None or not all(bool(answer.isfinite().all()) for answer in answers):
+        return problem
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        model, spec = extreme.subject.fresh(), extreme.subject.spec
+        eager = leaves_of(call_source(model, spec, cloned(extreme.inputs)))
+        in_parts = replace(extreme, eager=[leaf.cpu() for leaf in eager])
+        return problem if in_parts.problem(answers, precision) else None
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _as_alone(normal: Extreme, runner: Runner) -> Extreme:

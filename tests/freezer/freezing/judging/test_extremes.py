@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import freezer
+from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.freezing.judging import Judgement
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from tests.support.models import Calling
 from tests.support.models_torchscript import LateState
-from tests.support.steps import ANY_SPEED, judgement_in_place
+from tests.support.steps import ANY_SPEED, QUICK, judgement_in_place
 
 
 class Masked(Calling):
@@ -75,6 +77,30 @@ def test_row_without_keys_is_tried(tmp_path: Path) -> None:
         {"x": X, "mask": MASK},
     )
     assert found.verdict == "rejected", found.reason
+
+
+class Reader(nn.Module):
+    """A transformer layer, whose fused form makes NaN of an empty mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(x[..., None].expand(-1, -1, 8), src_key_padding_mask=~mask)  # type: ignore[no-any-return]
+
+
+def test_numbers_of_parts_serve_where_fused_layers_make_nan(tmp_path: Path) -> None:
+    model, none = Reader().eval(), torch.zeros_like(MASK)
+    with torch.no_grad():
+        assert model(X, none).isnan().all()
+    options = FreezeOptions(
+        device_class="portable", recipes=["portable"], limits=ANY_SPEED, policy=QUICK, num_threads=1
+    )
+    result = freeze(model, {"x": X, "mask": MASK}, out=tmp_path / "out", options=options)
+    assert result.verdict == "published", result.reason
+    served = freezer.load(tmp_path / "out")(x=X, mask=none)
+    assert served.isfinite().all()
 
 
 def test_sizes_beside_a_multiple_of_16_are_tried(tmp_path: Path) -> None:
