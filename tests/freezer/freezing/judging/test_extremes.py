@@ -87,7 +87,7 @@ class Reader(nn.Module):
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.layer(x[..., None].expand(-1, -1, 8), src_key_padding_mask=~mask)  # type: ignore[no-any-return]
+        return self.layer(x[..., None].expand(-1, -1, 8), src_key_padding_mask=~mask)
 
 
 def test_numbers_of_parts_serve_where_fused_layers_make_nan(tmp_path: Path) -> None:
