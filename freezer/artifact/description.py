@@ -89,9 +89,11 @@ def _identity(
     if is_fallback:
         why = "the fallback of all machines"
     yield "verdict", f"{with_accuracy(manifest.verdict, manifest.accuracy)}, {why}"
-    host = manifest.provenance.get("host", {})
-    if is_fallback and "machine" in host:
-        yield "proven on", ", ".join([host["machine"], *host.get("others", ())])
+    host = manifest.provenance.get("host")
+    if is_fallback and isinstance(host, Mapping) and "machine" in host:
+        others = host.get("others")
+        machines = [host["machine"], *(others if isinstance(others, list | tuple) else ())]
+        yield "proven on", ", ".join(map(str, machines))
     recipe = manifest.recipe
     yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 
