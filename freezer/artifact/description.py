@@ -208,6 +208,9 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
         yield "products", f"{counts} (convolutions and matrix products)"
     for kept in report.kept_exact:
         yield "kept exact", f"{kept.name}: {kept.reason}"
+    if report.changes:
+        changes = [f"{change.name} {change.count} {change.note}" for change in report.changes]
+        yield "done", "; ".join(map(str.rstrip, changes))
     if report.num_constants:
         size = size_text(report.constants_bytes)
         names = _listed(report.constants)
@@ -216,6 +219,8 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
     stays |= {tensor.name: tensor.reason for tensor in report.kept}
     for name, reason in stays.items():
         yield "stays", f"{name}: {reason}"
+    if report.unused:
+        yield "unused", _listed(report.unused)
     before_bytes, after_bytes = report.size_before_bytes, report.size_after_bytes
     yield "size", f"{size_text(before_bytes)} -> {size_text(after_bytes)}"
     if report.instructions:

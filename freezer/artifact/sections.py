@@ -24,6 +24,15 @@ _MAX_LISTED = 100
 
 
 @frozen
+class Change:
+    """A transformation, and how often freezing applied it."""
+
+    name: str
+    count: int
+    note: str = ""
+
+
+@frozen
 class KeptTensor:
     """A parameter or buffer that was not made a constant, and why."""
 
@@ -49,10 +58,13 @@ class FreezingReport:
     Attributes:
         ops_before, ops_after: number of operators by kind, in the captured graph and in the
             payload's.
+        changes: what was folded, fused, merged and removed.
         num_constants, constants_bytes: number and captured size of parameters and buffers that
             became constants; tied ones count once.
         constants: their names in the source model, including all names of tied ones.
+        folded_bytes: size of new constants computed by folding.
         kept: parameters and buffers that were not made constants.
+        unused: parameters and buffers that no call reads; the payload lacks them.
         preserved: attributes and methods that were kept.
         size_before_bytes: of the captured graph's parameters and buffers.
         size_after_bytes: of the payload.
@@ -71,10 +83,13 @@ class FreezingReport:
 
     ops_before: Mapping[str, int] = field(default_factory=dict)
     ops_after: Mapping[str, int] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
     num_constants: int = 0
     constants_bytes: int = 0
     constants: tuple[str, ...] = ()
+    folded_bytes: int = 0
     kept: tuple[KeptTensor, ...] = ()
+    unused: tuple[str, ...] = ()
     preserved: tuple[PreservedName, ...] = ()
     size_before_bytes: int = 0
     size_after_bytes: int = 0
@@ -91,7 +106,7 @@ class FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
         cut = {}
         notes = list(self.notes)
-        for name in ("constants", "kept", "preserved", "guards", "kept_exact"):
+        for name in ("constants", "kept", "unused", "preserved", "guards", "kept_exact"):
             items = getattr(self, name)
             cut[name] = items[:max_listed]
             if len(items) > max_listed:

@@ -98,12 +98,12 @@ class NodeSearch:
         """Extremes of the program's sizes."""
         leaves = zip(*map(leaves_of, self._eager), strict=True)
         usual = [max(map(rms_of, answers)) for answers in leaves]
-        shapes = [tensor.shape for tensor in self.samples[0]]
+        found = extremes_of(self.subject.on_host, False, usual)
+        shapes = _shapes(self.samples[0])
         return [
             extreme
-            for extreme in extremes_of(self.subject.on_host, False, usual)
-            if [tensor.shape for tensor in extreme.inputs.values()] == shapes
-            and not extreme.missing
+            for extreme in found
+            if _shapes(extreme.inputs.values()) == shapes and not extreme.missing
         ]
 
     def fails_at(
@@ -156,6 +156,10 @@ class NodeSearch:
                 lowering.build(captured, path, self.target, _SETTINGS)
                 return self.fails_at(path, "openvino", _SETTINGS) is None
         return False
+
+
+def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
 
 
 def _worst_first(captured: Captured, at: Sequence[Tensor]) -> list[list[str]]:

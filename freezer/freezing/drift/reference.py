@@ -97,7 +97,8 @@ def run_reference(subject: Subject) -> Reference:
         )
         calls.append(call)
     outputs = range(len(subject.outputs))
-    usual = [max(rms_of(e[index]) for e in eagers[: len(subject.sets)]) for index in outputs]
+    singles = zip(*eagers[: len(subject.sets)], strict=True)
+    usual = [max(map(rms_of, answers)) for answers in singles]
     return Reference(
         calls=calls,
         stateful=stateful,

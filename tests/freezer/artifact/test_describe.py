@@ -46,8 +46,8 @@ def test_figures_of_disturbed_rounds_are_marked(tmp_path: Path) -> None:
 
 
 def test_cut_lists_are_counted_in_a_note() -> None:
-    report = FreezingReport(constants=tuple(f"u{i}" for i in range(137)), guards=("one",))
+    report = FreezingReport(unused=tuple(f"u{i}" for i in range(137)), guards=("one",))
     short = report.shortened(10)
-    assert (short.constants[-1], short.guards, len(short.notes)) == ("u9", ("one",), 1)
+    assert (short.unused[-1], short.guards, len(short.notes)) == ("u9", ("one",), 1)
     assert "137" in short.notes[0]
     assert report.shortened(137) == report

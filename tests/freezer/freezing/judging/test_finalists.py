@@ -186,7 +186,7 @@ def test_fresh_process_prepares_before_its_turn(
         yield
         (tmp_path / "alone").rename(tmp_path / "done")
 
-    monkeypatch.setattr("freezer.timing.sampling._alone", [turn])
+    monkeypatch.setattr("freezer.timing.sharing._alone", [turn])
     assert answer_of(tmp_path, 60) == 1
     assert (tmp_path / "done").exists()
 
