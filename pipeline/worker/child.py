@@ -83,10 +83,7 @@ def run_child(
         data_bytes: see supervisor.Bounds.
         memory: for what it has in hand.
     """
-    from freezer.timing import (
-        brief_waits,
-        share_machine,
-    )  # they import torch, as the forkserver has
+    from freezer.timing import brief_waits, share_machine  # with torch, as the forkserver has
 
     try:
         child = os.getpid()

@@ -28,7 +28,7 @@ from freezer.artifact import PayloadKind
 from freezer.errors import BuildError, first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
-from freezer.freezing.drift import Extreme, extremes_of, rms_of
+from freezer.freezing.drift import Extreme, extremes_of
 from freezer.freezing.explaining import GraphReference, run_openvino
 from freezer.freezing.lowering import LOWERINGS, int8_model
 from freezer.freezing.models import Subject
@@ -96,9 +96,7 @@ class NodeSearch:
     @cached_property
     def _extremes(self) -> list[Extreme]:
         """Extremes of the program's sizes."""
-        leaves = zip(*map(leaves_of, self._eager), strict=True)
-        usual = [max(map(rms_of, answers)) for answers in leaves]
-        found = extremes_of(self.subject.on_host, False, usual)
+        found = extremes_of(self.subject.on_host, False, list(map(leaves_of, self._eager)))
         shapes = _shapes(self.samples[0])
         return [
             extreme
@@ -118,10 +116,10 @@ class NodeSearch:
         for extreme in self._extremes:
             inputs = list(extreme.inputs.values())
             try:
-                problem = extreme.problem(leaves_of(run(*inputs)), INT8)
-            except Exception as error:  # of the engine; eager answers
-                problem = first_line(error)
-            if problem:
+                passes = extreme.problem(leaves_of(run(*inputs)), INT8) is None
+            except Exception:  # where eager answers; the judge says what the engine raised
+                passes = False
+            if not passes:
                 return inputs
         return None
 

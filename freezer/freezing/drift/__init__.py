@@ -7,7 +7,7 @@ from freezer.compare import Gate
 from freezer.freezing.drift.distributions import distribution_problem, sampled
 from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
-from freezer.freezing.drift.extremes import Extreme, extremes_of, rms_of
+from freezer.freezing.drift.extremes import Extreme, extremes_of
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.drift.reference import Reference, run_reference
 from freezer.freezing.drift.runs import Call, Fresh, Runner, copied, eager_reruns, run_calls
@@ -32,7 +32,6 @@ __all__ = [
     "extremes_of",
     "own_dtype",
     "report",
-    "rms_of",
     "run_calls",
     "run_reference",
     "sampled",

@@ -28,7 +28,7 @@ from freezer.freezing.drift.runs import (
     source_runner,
 )
 from freezer.freezing.drift.ties import at_ties, misplaced
-from freezer.freezing.models import NamedTensors, Subject
+from freezer.freezing.models import NamedTensors, Outputs, Subject
 from freezer.runtime.input_sets import InputSet, is_mask, on_device
 from freezer.runtime.tensors import comparable, dtype_name, in_double
 from freezer.spec import FLOAT32, FLOATING, INTEGRAL, InputSpec, Point, TensorSpec
@@ -193,15 +193,15 @@ def rms_of(values: Tensor) -> float:
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def extremes_of(subject: Subject, stateful: bool, usual: Sequence[float]) -> list[Extreme]:
-    """The extreme sets that eager takes, those with NaN and Inf last; for `usual` see `Extreme`."""
+def extremes_of(subject: Subject, stateful: bool, answers: Outputs) -> list[Extreme]:
+    """The extreme sets that eager takes, those with NaN and Inf last; `answers` are normal ones."""
     makers = [*MAKERS, ("integer", _counts)] if subject.observed else MAKERS
     first, middle = _bases(subject)
     changed = list(_changed(subject.spec, first, makers).items())
-    others = list(_changed(subject.spec, middle, makers).items())
-    changed[1::2] = others[1::2]
+    changed[1::2] = list(_changed(subject.spec, middle, makers).items())[1::2]
     further = [(f"sizes {point}", subject.further_set(point)) for point in _points(subject)]
     missing = _changed(subject.spec, first, [("float", _missing)]).items()
+    usual = [max(map(rms_of, outputs)) for outputs in zip(*answers, strict=True)]
     found = _taken(subject, [*changed, *further, *missing], stateful)
     return [replace(extreme, usual=usual) for extreme in found]
 

@@ -12,7 +12,7 @@ from freezer.codec import frozen
 from freezer.compare import Magnitudes, distances
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets, rms_of
+from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets
 from freezer.freezing.drift.runs import (
     Call,
     Runner,
@@ -96,9 +96,7 @@ def run_reference(subject: Subject) -> Reference:
             noise_rmse=noise,
         )
         calls.append(call)
-    outputs = range(len(subject.outputs))
-    singles = zip(*eagers[: len(subject.sets)], strict=True)
-    usual = [max(map(rms_of, answers)) for answers in singles]
+    outputs, normal = range(len(subject.outputs)), eagers[: len(subject.sets)]
     return Reference(
         calls=calls,
         stateful=stateful,
@@ -107,7 +105,7 @@ def run_reference(subject: Subject) -> Reference:
         note=note,
         runs=runs,
         scales=[scales_of(calls, index, float64=wide is not None) for index in outputs],
-        extremes=extremes_of(subject, stateful, usual) if deterministic else (),
+        extremes=extremes_of(subject, stateful, normal) if deterministic else (),
         normal=normal_sets(subject, stateful) if deterministic else (),
         warnings=list(_warnings(subject, eagers)),
     )

@@ -177,7 +177,7 @@ def _problem_at(extreme: Extreme, answers: Sequence[Tensor], precision: str) -> 
     make numbers: a candidate may answer with them.
     """
     problem = extreme.problem(answers, precision)
-    if problem is None or not all(bool(answer.isfinite().all()) for answer in answers):
+    if problem is None or _are_finite(extreme.eager) or not _are_finite(answers):
         return problem
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -188,6 +188,10 @@ def _problem_at(extreme: Extreme, answers: Sequence[Tensor], precision: str) -> 
         return problem if in_parts.problem(answers, precision) else None
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _are_finite(outputs: Sequence[Tensor]) -> bool:
+    return all(bool(output.isfinite().all()) for output in outputs)
 
 
 def _as_alone(normal: Extreme, runner: Runner) -> Extreme:

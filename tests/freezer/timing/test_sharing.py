@@ -11,17 +11,18 @@ from freezer.timing import alone, brief_waits
 from tests.support.raylets import wait_until
 
 
-def num_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads() -> set[str]:
+    return {task.name for task in Path("/proc/self/task").iterdir()}
 
 
 def test_threads_wait_briefly_except_while_alone() -> None:
-    before, count = num_threads(), torch.get_num_threads()
-    enough = before + len(os.sched_getaffinity(0)) + 1
+    before, count, num_cpus = threads(), torch.get_num_threads(), len(os.sched_getaffinity(0))
     with brief_waits():
-        assert num_threads() >= enough, "more threads of OpenMP than CPUs"
+        first = threads() - before
+        assert len(first) > num_cpus, "more threads of OpenMP than CPUs"
         with brief_waits(), alone():
-            wait_until(lambda: num_threads() == before, "the idle threads end")
-        assert num_threads() >= enough
+            wait_until(lambda: not first & threads(), "the idle threads end")
+        again = threads() - before
+        assert len(again) > num_cpus
         assert torch.get_num_threads() == count
-    wait_until(lambda: num_threads() == before, "the idle threads end")
+    wait_until(lambda: not again & threads(), "the idle threads end")
