@@ -22,9 +22,10 @@ from freezer.files import atomic
 from freezer.files.atomic import (
     copy_whole, link_or_copy, link_whole, make_folder, move, remove, sync, write_whole
 )
+from pipeline.workspace import machine_time
 from pipeline.workspace.machine_time import move_whole, remove_tree
 
-atomic.WAITS_S = tuple(0.0 for _ in range(25))
+machine_time.WAITS_S = atomic.WAITS_S = tuple(0.0 for _ in range(25))
 folder = Path(sys.argv[1])
 data = os.urandom(40 * atomic.CHUNK_BYTES + 1)
 write_whole(folder / "long", data)
