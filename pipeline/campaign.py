@@ -25,7 +25,7 @@ from pipeline.ledger import (
 )
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
-from pipeline.records import Event, Outcome, Outcomes
+from pipeline.records import Event, Outcome, Outcomes, verdict_text
 from pipeline.reporting import CampaignReport, Display, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
@@ -137,11 +137,21 @@ class Campaign:
                 self._final[done.place] = done
             if final:
                 self.tracker.log(final)
+            elif self._awaits_classes(outcome):
+                judged = f"judged {' '.join(outcome.place)}: {verdict_text(outcome)}"
+                self.display.note(f"{judged}; waits for the model's other classes")
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
             self.display.show(Event(kind="outcome", what=" ".join(outcome.place), outcome=outcome))
+
+    def _awaits_classes(self, judged: Outcome) -> bool:
+        """Whether other classes of a model that was just judged have no outcome yet."""
+        states = () if judged.cached else self._begun().values()
+        return any(
+            state.outcome is None and state.item.entry.name == judged.model for state in states
+        )
 
     def _begun(self) -> dict[str, ItemState]:
         """The states of the items that had to be done, by label."""

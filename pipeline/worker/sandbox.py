@@ -82,6 +82,7 @@ def run_isolated(
     folder: Path,
     log: Path,
     bounds: Bounds,
+    preload: str = "",
 ) -> End:
     """Run a function in a child process. Nothing that the child starts survives this call.
 
@@ -92,13 +93,14 @@ def run_isolated(
         folder: for the child's temporary files.
         log: file for the child's output.
         bounds: its limits.
+        preload: a further module to import before the fork, once for all later children.
 
     Raises:
         InfrastructureError: no child could be started.
     """
     payload = pickle.dumps((function, args))
     oom_kills = _oom_kills()
-    report = _supervised(payload, folder, log, bounds)
+    report = _supervised(payload, folder, log, bounds, preload)
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
@@ -128,9 +130,10 @@ def _supervised(
     folder: Path,
     log: Path,
     bounds: Bounds,
+    preload: str,
 ) -> SupervisorReport | None:
     """Run a child to its end, and return its supervisor's report; None if that was killed."""
-    server, supervisor, pid = _fork_supervisor()
+    server, supervisor, pid = _fork_supervisor(preload)
     report: SupervisorReport | None = None
     try:
         supervisor.send((payload, folder, log, bounds))
@@ -177,19 +180,19 @@ class _Forkserver:
                 cls.current = cls()
             return cls.current
 
-    def fork(self) -> Connection:
-        """Request a supervisor, and return the connection to it.
+    def fork(self, preload: str) -> Connection:
+        """Request a supervisor, forked once a module is imported; return the connection to it.
 
         Raises:
             OSError: the forkserver died.
         """
         ours, theirs = multiprocessing.Pipe()
         with theirs:
-            socket.send_fds(self.requests, [b"."], [theirs.fileno()])
+            socket.send_fds(self.requests, [f"{preload}\n".encode()], [theirs.fileno()])
         return ours
 
 
-def _fork_supervisor() -> tuple[int, Connection, int]:
+def _fork_supervisor(preload: str) -> tuple[int, Connection, int]:
     """Start a supervisor; return the process id of its forkserver, the connection to it, and its
     own process id.
 
@@ -199,7 +202,7 @@ def _fork_supervisor() -> tuple[int, Connection, int]:
     server = _Forkserver.running()
     pid = None
     with suppress(OSError):
-        supervisor = server.fork()
+        supervisor = server.fork(preload)
         pid = _receive(supervisor, START_LIMIT_S)
     if pid is None:
         server.process.kill()

@@ -114,8 +114,8 @@ class SupervisorReport:
 
 def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
     """In the forkserver: import modules, then fork a supervisor for each connection that a socket
-    receives, until it is closed. It adopts what a killed supervisor leaves, also stopped processes,
-    and ends that with itself.
+    receives, until it is closed. A message with it may name a further module to import. It adopts
+    what a killed supervisor leaves, also stopped processes, and ends that with itself.
     """
     become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -125,12 +125,15 @@ def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
     requests = socket.socket(fileno=handle)
     supervisors = set[int]()
     while True:
-        message, handles, _, _ = socket.recv_fds(requests, 1, 1)
+        message, handles, _, _ = socket.recv_fds(requests, 256, 1)
         if not message:  # the worker is gone
             while left := children(os.getpid()):
                 kill(set(left) - supervisors)  # which end by themselves
                 time.sleep(POLL_S)
             os._exit(0)
+        if name := message.decode().strip():
+            with suppress(Exception):  # the child reports why it cannot be imported
+                importlib.import_module(name)
         pid = os.fork()
         supervisors = {pid, *supervisors.intersection(children(os.getpid()))}
         if pid == 0:

@@ -177,7 +177,9 @@ def reached(folder: Path, seed: int) -> tuple[Done, dict[str, Any]]:
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 def test_retrained_model_inherits_its_speed(tmp_path: Path) -> None:
     """On a machine too busy to time anything, without building what lost before."""
-    assert reached(tmp_path, 0)[1]["verdict"] == "published"
+    done, outcome = reached(tmp_path, 0)
+    assert outcome["verdict"] == "published"
+    assert re.search(rf"judged again {PORTABLE}: published .*; waits for", done.stdout)
     (tmp_path / "busy").touch()
     done, outcome = reached(tmp_path, 1)
     assert (done.returncode, outcome["verdict"], outcome["version"]) == (0, "published", 2), outcome
@@ -187,4 +189,5 @@ def test_retrained_model_inherits_its_speed(tmp_path: Path) -> None:
     latest = store.version("again")
     manifests = [store.manifest(latest, name) for name in latest.images]
     assert {manifest.device_class for manifest in manifests} == {LEVEL, PORTABLE}
+    assert all(manifest.latency and manifest.latency.cold_start for manifest in manifests)
     assert len({manifest.provenance["weights"] for manifest in manifests}) == 1

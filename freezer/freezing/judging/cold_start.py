@@ -65,13 +65,15 @@ def with_memory(session: Session, trial: Trial) -> Trial:
 
 
 def measure_winner(session: Session, judgement: Judgement) -> Judgement:
-    """Measure the cold start of the winner.
+    """Measure the cold start of the winner, unless it inherits the figures of an earlier version.
 
     Raises:
         JudgeError: no fresh process can serve it.
     """
     winner = judgement.winner
-    return judgement.with_winner(with_cold_start(session, winner)) if winner else judgement
+    if winner is None or judgement.inherited is not None:
+        return judgement
+    return judgement.with_winner(with_cold_start(session, winner))
 
 
 def with_cold_start(session: Session, trial: Trial) -> Trial:

@@ -184,7 +184,7 @@ def _major_minor(version: str) -> str:
 
 def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord | None:
     if judgement.inherited is not None:
-        return replace(judgement.inherited, cold_start=winner.cold_start)
+        return judgement.inherited
     if not judgement.cells:
         return None
     cell, measured = judgement.cells[0], winner.measured

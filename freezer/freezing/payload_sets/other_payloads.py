@@ -181,7 +181,8 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
     try:
         second = _for_all_sizes(session, second, best)
         assert second.winner is not None
-        second = second.with_winner(with_cold_start(session, second.winner))
+        if judgement.inherited is None:
+            second = second.with_winner(with_cold_start(session, second.winner))
     except JudgeError as error:
         return judgement.with_winner(winner, text=f"no artifact that needs torch alone: {error}")
     engine = ENGINES[winner.candidate.payloads[0].kind]

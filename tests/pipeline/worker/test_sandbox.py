@@ -38,11 +38,17 @@ def isolated(
     timeout_s: float = 60,
     memory_gb: float = 4,
     asked: bool = True,
+    preload: str = "",
 ) -> End:
     bounds = Bounds(timeout_s=timeout_s, memory_bytes=int(memory_gb * 1e9), asked=asked)
     (tmp_path / "staging").mkdir(exist_ok=True)
     return run_isolated(
-        function, args, folder=tmp_path / "staging", log=tmp_path / "log", bounds=bounds
+        function,
+        args,
+        folder=tmp_path / "staging",
+        log=tmp_path / "log",
+        bounds=bounds,
+        preload=preload,
     )
 
 
@@ -56,6 +62,10 @@ def failed(tmp_path: Path, function: Callable[..., Any], *args: Any, **limits: A
 def add(a: int, b: int) -> tuple[int, int]:
     print("adding")
     return a + b, os.getpid()
+
+
+def is_imported(name: str) -> bool:
+    return name in sys.modules
 
 
 def hang_with_children(pid_file: str) -> None:
@@ -195,6 +205,12 @@ def test_forkserver_start(tmp_path: Path, imports: str, expected: str) -> None:
     (tmp_path / "slow_to_import.py").write_text(imports)
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     assert python(SLOW_START, tmp_path, env=env).splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize("name", ["poplib", "lacking"])
+def test_a_further_module_is_imported_before_the_fork(tmp_path: Path, name: str) -> None:
+    """Unless it fails."""
+    assert isolated(tmp_path, is_imported, name, preload=name).value == (name == "poplib")
 
 
 @pytest.mark.parametrize("function", [faults.eat, faults.eat_in_children])
