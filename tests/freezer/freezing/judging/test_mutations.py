@@ -15,6 +15,7 @@ ROUGH = "is wrong at extremes alone, by less than 1e-3 of the rms"
 
 EXPLAINED = {
     "attentive: linear: weights off by 1e 4": SMALL,
+    "attentive: linear_1: weights off by 1e 4": SMALL,
     "recurrent: linear: weights off by 1e 4": SMALL,
     "attentive: linear_1: one bias lost": EQUAL,  # of all keys alike
     "convolutional: relu: small values lost": EQUAL,  # the largest of four pixels
