@@ -98,9 +98,8 @@ def run_isolated(
     Raises:
         InfrastructureError: no child could be started.
     """
-    payload = pickle.dumps((function, args))
     oom_kills = _oom_kills()
-    report = _supervised(payload, folder, log, bounds, preload)
+    report = _supervised(pickle.dumps((function, args)), folder, log, bounds, preload)
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
