@@ -7,6 +7,7 @@ the threads that serve. Inputs and outputs of these calls are copied.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import logging
 import math
@@ -57,6 +58,9 @@ SLACK_S = 1e-4
 MAX_SHAPES = 64
 """Shapes of inputs whose times are known; further ones are not timed."""
 
+END_S = 30.0
+"""Longest wait for the last answer: a process that exits within an engine's code would abort."""
+
 NICE = 10
 """Enough to leave the CPUs to calls, and to get 1% of busy ones."""
 
@@ -96,15 +100,20 @@ class Sentinel:
         self.num_calls = self.num_checks = 0
         self.cpu_s = 0.0
         self.problem = ""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="coldpress-sentinel")
         device = getattr(model, "device", None)
         if device is not None and device.type != "cpu":
             self.problem = "only calls on CPUs are checked"
         else:
-            threading.Thread(target=self._run, daemon=True, name="coldpress-sentinel").start()
+            self._thread.start()
+            atexit.register(self.close)
 
     def close(self) -> None:
         """End the thread."""
+        atexit.unregister(self.close)
         self._calls.put(None)
+        if self._thread.is_alive():
+            self._thread.join(END_S)
 
     def saw(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from freezer.serving.following import WatchedModel
 from freezer.serving.sentinel import BUDGET, SLOW, Sentinel
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.support.raylets import wait_until
+from tests.support.commands import finished
+from tests.support.raylets import ROOT, wait_until
 from tests.support.services import X, publish, with_golden
 from tests.support.steps import HERE
 
@@ -114,6 +116,33 @@ def test_good_answers_are_within_bounds(model: Any) -> None:
     assert sentinel.error_ratio <= 1
     elapsed_s = time.perf_counter() - sentinel.since
     assert sentinel.cpu_s <= BUDGET * elapsed_s + sentinel.cpu_s / sentinel.num_checks
+
+
+EXITING = """
+import sys, time
+import torch
+import freezer
+from freezer.serving import sentinel
+from tests.support.services import X
+from tests.support.steps import HERE
+
+def slow(expected, outputs):
+    begun.append(1)
+    torch.ones(4000, 4000) @ torch.ones(4000, 4000)
+    return [0.0] * len(outputs)
+
+begun = []
+sentinel._errors = slow
+freezer.load("mlp", store=sys.argv[1], device_class=HERE, threads=1).watch(60.0)
+while not begun:
+    time.sleep(0.01)
+"""
+"""Exits while its sentinel computes."""
+
+
+def test_a_process_exits_while_its_sentinel_computes(store: Store) -> None:
+    done = finished(sys.executable, "-c", EXITING, store.uri, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_corrupted_weight_is_seen(model: Any) -> None:
