@@ -65,13 +65,13 @@ def with_memory(session: Session, trial: Trial) -> Trial:
 
 
 def measure_winner(session: Session, judgement: Judgement) -> Judgement:
-    """Measure the cold start of the winner, unless it inherits the figures of an earlier version.
+    """Measure the cold start of the winner; untimed, it takes over that of an earlier version.
 
     Raises:
         JudgeError: no fresh process can serve it.
     """
     winner = judgement.winner
-    if winner is None or judgement.inherited is not None:
+    if winner is None or (judgement.inherited and not session.timed):
         return judgement
     return judgement.with_winner(with_cold_start(session, winner))
 

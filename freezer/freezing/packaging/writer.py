@@ -184,7 +184,8 @@ def _major_minor(version: str) -> str:
 
 def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord | None:
     if judgement.inherited is not None:
-        return judgement.inherited
+        earlier = judgement.inherited
+        return replace(earlier, cold_start=winner.cold_start or earlier.cold_start)
     if not judgement.cells:
         return None
     cell, measured = judgement.cells[0], winner.measured

@@ -181,7 +181,7 @@ def with_torch_only(session: Session, judgement: Judgement, _: Path) -> Judgemen
     try:
         second = _for_all_sizes(session, second, best)
         assert second.winner is not None
-        if judgement.inherited is None:
+        if session.timed or not judgement.inherited:
             second = second.with_winner(with_cold_start(session, second.winner))
     except JudgeError as error:
         return judgement.with_winner(winner, text=f"no artifact that needs torch alone: {error}")

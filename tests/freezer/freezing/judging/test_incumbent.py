@@ -183,6 +183,8 @@ def test_disturbed_judge_inherits_the_earlier_speed(
     latency: Any = made.manifest.latency
     assert (made.manifest.verdict, latency.inherited, latency.speedup) == ("unstable", 3, 2)
     (trial,) = inheriting.trials
+    assert inheriting.winner is not None
+    assert latency.cold_start == inheriting.winner.cold_start is not None, "measured anew"
     assert made.manifest.drift.error_ratio == trial.measured.drift.error_ratio
 
 
