@@ -126,6 +126,19 @@ def test_every_recipe_freezes_every_model(
     assert verify(case.artifact.folder).device_class == gpu_class
 
 
+def test_what_eager_approximates_is_exact(gpu: torch.device, tmp_path: Path) -> None:
+    """On a GPU, `nn.TransformerEncoderLayer` computes GELU by tanh, which is off by 1e-4."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, activation="gelu", batch_first=True).eval()
+    x = torch.randn(4, 16, 64)
+    case = frozen(layer.to(gpu), x.to(gpu), tmp_path / "out", "inductor-frozen")
+    assert case.artifact.manifest.recipe.capture == "export"
+    loaded = freezer.load(case.artifact.folder)
+    with torch.no_grad():
+        reference = layer.cpu().double()(x.double())
+    torch.testing.assert_close(loaded(x=case.x).cpu().double(), reference, rtol=1e-5, atol=1e-5)
+
+
 def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) -> None:
     options = replace(OPTIONS, points=[{"batch": 1}, {"batch": 8}])
     case = frozen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,3 +101,19 @@ def test_rounding_is_accepted() -> None:
             return (x * 0.1 + 0.2) if torch.jit.is_tracing() else (x + 2.0) * 0.1  # type: ignore[attr-defined,no-untyped-call]
 
     assert captured(Split(), "trace").name == "trace"
+
+
+class Approximate(nn.Module):
+    """GELU by tanh, but exact in captures: as layers of transformers are on GPUs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        exporting = torch.compiler.is_exporting()
+        return nn.functional.gelu(x, approximate="none" if exporting else "tanh")
+
+
+def test_a_program_may_be_more_exact_than_a_gpu() -> None:
+    on_gpu, on_host = subject(Approximate()), subject(Calling(nn.GELU()))
+    program = captured_by(replace(on_gpu, host=on_host), "export")
+    assert "agrees with the model on the CPU" in program.warnings[-1]
+    with pytest.raises(CaptureError, match=r"differs from the model on input set 0"):
+        captured_by(replace(on_gpu, host=on_gpu), "export")
