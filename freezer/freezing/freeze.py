@@ -268,7 +268,6 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
         policy=options.policy,
         objective=options.objective,
         task_metric=options.task_metric,
-        search_path=(str(Path.cwd()),),
     )
     return replace(session, serves_unmeasured=True)
 

@@ -85,6 +85,7 @@ class FreezeOptions:
             fill_up=fill_up,
             device=device,
             accuracy=self.accuracy,
+            search_path=(str(Path.cwd()),),
         )
 
 

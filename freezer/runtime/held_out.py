@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +36,7 @@ SEED = 0
 PARTS = 8
 """One of so many samples is for calibration, and one for search; the others are judged."""
 
-MOST = 128
+MOST = 256
 """Most samples for calibration, and for search."""
 
 NUM_GENERATED = 32
@@ -46,6 +47,10 @@ Metric = Callable[..., Any]
 """Quality of one answer, given it and its labels: a number of which more is better."""
 
 
+Samples = tuple[tuple[InputSet, Tensor | None], ...]
+"""Inputs, and their label or None."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOut:
     """Samples with their labels, and how they are split.
@@ -54,12 +59,14 @@ class HeldOut:
         samples: in the order of the split; a label is None without labels.
         num_apart: how many are for calibration, and as many for search.
         digest: of the file; empty for generated samples.
+        metric: the function that the budget names.
     """
 
     accuracy: Accuracy
-    samples: tuple[tuple[InputSet, Tensor | None], ...]
+    samples: Samples
     num_apart: int
     digest: str
+    metric: Metric | None = None
 
     @property
     def calibration(self) -> list[InputSet]:
@@ -67,13 +74,13 @@ class HeldOut:
         return [inputs for inputs, _ in self.samples[: self.num_apart]]
 
     @property
-    def search(self) -> list[InputSet]:
+    def search(self) -> Samples:
         """The samples to search with."""
-        return [inputs for inputs, _ in self.samples[self.num_apart : 2 * self.num_apart]]
+        return self.samples[self.num_apart : 2 * self.num_apart]
 
     @property
-    def judged(self) -> tuple[tuple[InputSet, Tensor | None], ...]:
-        """The samples to judge on, with their labels."""
+    def judged(self) -> Samples:
+        """The samples to judge on."""
         return self.samples[2 * self.num_apart :]
 
     @property
@@ -83,8 +90,17 @@ class HeldOut:
         return {"calibration": apart, "search": apart, "judged": len(self.judged)}
 
 
-def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
+def read_held_out(
+    accuracy: Accuracy,
+    spec: InputSpec,
+    find: Callable[[str], Metric] = resolve_name,
+    num_apart: int | None = None,
+) -> HeldOut:
     """Read and split the samples of a budget; repetitions of a sample count once.
+
+    Args:
+        find: imports the metric that `module:function` names.
+        num_apart: how an artifact's samples were split.
 
     Raises:
         SpecError: the file does not fit the spec (code CP-SAMPLES), lacks the labels, or has too
@@ -113,8 +129,9 @@ def read_held_out(accuracy: Accuracy, spec: InputSpec) -> HeldOut:
     return HeldOut(
         accuracy=accuracy,
         samples=tuple(ordered),
-        num_apart=min(MOST, len(ordered) // PARTS),
+        num_apart=num_apart or min(MOST, len(ordered) // PARTS),
         digest=digest_file(path),
+        metric=find(accuracy.metric) if accuracy.metric else None,
     )
 
 
@@ -135,7 +152,7 @@ def _rows(
 
 def judge_answers(
     held_out: HeldOut,
-    metric: Metric | None,
+    samples: Samples,
     eager: Iterable[Any],
     answers: Iterable[Any],
     num_candidates: int,
@@ -143,9 +160,8 @@ def judge_answers(
     """Judge a model's answers by the budget.
 
     Args:
-        metric: the function that the budget names; None to judge by the other limits.
-        eager: eager's answers, in the order of the judged samples; without a metric of any, as
-            many.
+        samples: those that were answered.
+        eager: eager's answers, in the order of the samples.
         answers: the model's answers.
         num_candidates: candidates that are judged on the same samples.
 
@@ -154,11 +170,9 @@ def judge_answers(
     """
     budget = held_out.accuracy.budget
     names = [name for name, limit in LIMITS.items() if limit in budget]
-    if metric is None and METRIC in names:
-        names.remove(METRIC)
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    values: dict[str, list[float]] = {name: [] for name in names}
     qualities = []
-    for before, after, (_, label) in zip(eager, answers, held_out.judged, strict=False):
+    for (_, label), before, after in zip(samples, eager, answers, strict=False):
         pair = _outputs(before), _outputs(after)
         if TOP1 in names and not any(map(has_classes, pair[0])):
             raise JudgeError(
@@ -167,12 +181,12 @@ def judge_answers(
                 code=BAD_ACCURACY,
             )
         for name, value in measures(*pair, names).items():
-            samples[name].append(value)
-        if metric is not None:
+            values[name].append(value)
+        if held_out.metric is not None:
             given = [] if label is None else [label]
-            qualities.append(_quality(metric, before, *given))
-            samples[METRIC].append(qualities[-1] - _quality(metric, after, *given))
-    return judge_accuracy(samples, budget, num_candidates, scale_of(qualities))
+            qualities.append(_quality(held_out.metric, before, *given))
+            values[METRIC].append(qualities[-1] - _quality(held_out.metric, after, *given))
+    return judge_accuracy(values, budget, num_candidates, scale_of(qualities))
 
 
 def _quality(metric: Metric, *given: Any) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from freezer.artifact import GOLDEN_EAGER, Artifact
@@ -173,14 +172,13 @@ def judge_again(artifact: Artifact, model: OpenModel, samples: Path) -> Judged:
     budget = Accuracy(
         samples=samples, labels=record.labels, metric=record.metric, **dict(record.budget)
     )
-    held_out = read_held_out(budget, manifest.inputs)
+    held_out = read_held_out(budget, manifest.inputs, num_apart=record.samples["search"])
     names = [output.name for output in manifest.outputs]
     sets = golden_sets(stored, names, len(held_out.judged))
     eager = [unflatten(manifest.structure, map(to_tensor, each.values())) for each in sets]
     call = called_on(model, model.device)
     answers = (call(**inputs.cloned()) for inputs, _ in held_out.judged)
-    metric = resolve_name(record.metric) if record.metric else None
-    judged = judge_answers(held_out, metric, eager, answers, record.num_candidates)
+    judged = judge_answers(held_out, held_out.judged, eager, answers, record.num_candidates)
     if judged.problem:
         raise CanaryError(
             f"{manifest.model} for {manifest.device_class}: {judged.problem}; do not serve it here"

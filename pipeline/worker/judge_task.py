@@ -258,7 +258,6 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: _Folders) -> Ite
         policy=request.policy,
         objective=entry.objective,
         task_metric=metric or None,
-        search_path=entry.search_path,
     )
     session = replace(session, work=Path(tempfile.mkdtemp(prefix="repaired-", dir=staging)))
     for each in (request.beside, request):

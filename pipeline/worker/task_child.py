@@ -93,6 +93,7 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
         fill_up=entry.fill_up,
         device=target.device if target else CPU,
         accuracy=entry.accuracy,
+        search_path=entry.search_path,
     )
     return load(
         entry.source,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, islice
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,6 +37,7 @@ from freezer.freezing.target import Target
 from freezer.runtime.held_out import HeldOut, judge_answers
 from freezer.runtime.loaders import LOADERS
 from freezer.runtime.tensors import leaves_of, tensors_bytes
+from freezer.spec import unflatten
 
 logger = logging.getLogger("coldpress")
 
@@ -72,7 +73,7 @@ class NodeSearch:
         captured: the program, with samples for calibration.
         samples: the search samples: inputs of the program, in order.
         subject: has the extremes, at which errors are judged apart.
-        held_out: has the budget; a metric is not searched for.
+        held_out: has the budget, and the labels of the search samples.
         target: device class and thread count of the builds.
     """
 
@@ -124,9 +125,20 @@ class NodeSearch:
         return None
 
     def _keeps(self, answers: Iterable[Any]) -> bool:
-        eager = cycle(self._eager)
-        judged = judge_answers(self.held_out, None, eager, cycle(answers), _NUM_CANDIDATES)
+        held_out, eager = self.held_out, self._structured(self._eager)
+        repeated = islice(cycle(held_out.search[: len(eager)]), len(held_out.judged))
+        judged = judge_answers(
+            held_out,
+            tuple(repeated),
+            cycle(eager),
+            cycle(self._structured(answers)),
+            _NUM_CANDIDATES,
+        )
         return judged.problem is None
+
+    def _structured(self, answers: Iterable[Any]) -> list[Any]:
+        """Answers as the model gives them: a program's are flat."""
+        return [unflatten(self.subject.structure, leaves_of(answer)) for answer in answers]
 
     def exact_nodes(self, at: Sequence[Tensor]) -> Sequence[str]:
         """The fewest of the worst nodes without which OpenVINO passes; none if it fails even with a

@@ -142,7 +142,7 @@ class ShapeBuild:
             return ()
         search = NodeSearch(
             captured=captured,
-            samples=self._fitting(held_out.search),
+            samples=self._fitting([inputs for inputs, _ in held_out.search]),
             subject=subject,
             held_out=held_out,
             target=self.targets[0],

@@ -11,11 +11,10 @@ from typing import Any
 from freezer.artifact import AccuracyRecord, Payload
 from freezer.codec import frozen
 from freezer.freezing.models import Subject, call_source
-from freezer.freezing.sources import find_function
 from freezer.runtime.accuracy import CONFIDENCE
 from freezer.runtime.devices import called_on
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.held_out import SEED, HeldOut, Metric, judge_answers
+from freezer.runtime.held_out import SEED, HeldOut, judge_answers
 from freezer.runtime.input_sets import InputSet, resize
 from freezer.runtime.tensors import leaves_of, tensors_bytes
 from freezer.spec import METRIC
@@ -29,13 +28,11 @@ class Budget:
     """A budget, and eager's answers on the judged samples.
 
     Attributes:
-        metric: the function that the budget names.
         num_candidates: candidates that are judged by it in this session.
     """
 
     subject: Subject
     held_out: HeldOut
-    metric: Metric | None
     num_candidates: int = 1
     _kept: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -51,7 +48,7 @@ class Budget:
         call = called_on(model, model.device)
         answers = (call(**inputs.cloned()) for inputs in sets)
         judged = judge_answers(
-            self.held_out, self.metric, self.eager(sets), answers, self.num_candidates
+            self.held_out, self.held_out.judged, self.eager(sets), answers, self.num_candidates
         )
         accuracy = self.held_out.accuracy
         record = AccuracyRecord(
@@ -84,21 +81,6 @@ class Budget:
             yield answer
         if len(kept) == len(sets):
             self._kept[key] = kept
-
-
-def budget_of(subject: Subject, search_path: Sequence[str]) -> Budget | None:
-    """The budget of a subject, with its metric from a module in these folders; None without consent
-    to lower precision.
-
-    Raises:
-        SourceError: the metric cannot be imported.
-    """
-    held_out = subject.held_out
-    if held_out is None:
-        return None
-    name = held_out.accuracy.metric
-    metric = find_function(name, search_path) if name else None
-    return Budget(subject=subject, held_out=held_out, metric=metric)
 
 
 def _fitting(inputs: InputSet, payload: Payload, subject: Subject) -> InputSet:

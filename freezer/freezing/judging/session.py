@@ -9,7 +9,7 @@ from typing import Any
 
 from freezer.codec import frozen
 from freezer.freezing.drift import Gate, Reference, run_reference
-from freezer.freezing.judging.budgets import Budget, budget_of
+from freezer.freezing.judging.budgets import Budget
 from freezer.freezing.models import Subject, to_device
 from freezer.freezing.target import Target, target_here, working_conditions
 from freezer.hardware import PORTABLE, this_host
@@ -82,14 +82,12 @@ def open_session(
     policy: SamplingPolicy,
     objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
-    search_path: Sequence[str] = (),
 ) -> Session:
     """Move a model to the device of a target, and run its reference there.
 
     Args:
         subject, target, limits, policy, objective, task_metric: see `Session`. What is judged by
             drift alone has the objective `p50`.
-        search_path: folders with the module of the metric of a budget.
 
     Raises:
         JudgeError: the eager model does not run.
@@ -101,6 +99,7 @@ def open_session(
     subject = to_device(subject, target.device)
     with working_conditions(target):
         reference = run_reference(subject)
+    held_out = None if on_drift_alone else subject.held_out
     return Session(
         subject=subject,
         target=target,
@@ -112,7 +111,7 @@ def open_session(
         reference=reference,
         gate=Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64),
         timed=timed,
-        budget=None if on_drift_alone else budget_of(subject, search_path),
+        budget=None if held_out is None else Budget(subject=subject, held_out=held_out),
     )
 
 

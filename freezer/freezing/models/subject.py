@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from freezer.freezing.models.checks import (
 )
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
 from freezer.freezing.models.samples import Points, input_sets
+from freezer.freezing.sources import find_function
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.held_out import HeldOut, read_held_out
 from freezer.runtime.input_sets import (
@@ -133,6 +134,7 @@ class SubjectOptions:
         device: where the model is first run. The subject is made on the CPU all the same; see
             `to_device`.
         accuracy: budget of a lower precision.
+        search_path: folders with the module of its metric.
     """
 
     preserve: Sequence[str] = ()
@@ -141,6 +143,7 @@ class SubjectOptions:
     fill_up: bool = False
     device: torch.device = CPU
     accuracy: Accuracy | None = None
+    search_path: Sequence[str] = ()
 
 
 def prepare(
@@ -165,6 +168,7 @@ def prepare(
     matched = match_samples(on_cpu, spec)
     spec, sets = _spec_and_sets(name, model, spec, matched, options)
     structure, outputs, dtypes = _first_answer(name, model, spec, sets[0], options.device)
+    find = partial(find_function, search_path=options.search_path)
     return Subject(
         name=name,
         model=model,
@@ -178,7 +182,7 @@ def prepare(
         dtypes=frozenset(dtypes),
         preserve=options.preserve,
         reset=options.reset,
-        held_out=read_held_out(options.accuracy, spec) if options.accuracy else None,
+        held_out=read_held_out(options.accuracy, spec, find) if options.accuracy else None,
     )
 
 
