@@ -7,6 +7,7 @@ check of the store tries again.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from freezer.errors import ColdpressError, IncompatibleError, UsageError, first_
 from freezer.hardware import detect
 from freezer.serving.load import load
 from freezer.serving.process import LoadOptions
-from freezer.serving.sentinel import Sentinel
+from freezer.serving.sentinel import END_S, Sentinel
 from freezer.store import Store, Version
 
 AGAIN_S = 300.0
@@ -91,6 +92,7 @@ class WatchedModel:
         self._again = 0.0
         self._ended = threading.Event()
         self._checking = threading.Lock()
+        self._thread: threading.Thread | None = None
         self.loaded: Loaded | None = None
         self.problem = f"{reference} is being loaded"
 
@@ -107,12 +109,17 @@ class WatchedModel:
 
     def start(self, every_s: float) -> WatchedModel:
         """Check the store in a thread until `close`, and return this model."""
-        threading.Thread(target=self._watch, args=(every_s,), daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, args=(every_s,), daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
         return self
 
     def close(self) -> None:
         """End the threads; calls are still answered."""
+        atexit.unregister(self.close)
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join(END_S)
         if self.loaded is not None and self.loaded.sentinel is not None:
             self.loaded.sentinel.close()
 

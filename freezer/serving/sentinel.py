@@ -59,7 +59,7 @@ MAX_SHAPES = 64
 """Shapes of inputs whose times are known; further ones are not timed."""
 
 END_S = 30.0
-"""Longest wait for the last answer: a process that exits within an engine's code would abort."""
+"""Longest wait for the last answer or load: a process that exits within an engine aborts."""
 
 NICE = 10
 """Enough to leave the CPUs to calls, and to get 1% of busy ones."""
@@ -189,7 +189,7 @@ class Sentinel:
         store = Store.open(self._options.store or "store")
         version = store.version(self._pin)
         if PORTABLE not in version.images:
-            raise UsageError(f"{self._pin} has no artifact for {PORTABLE} to compare with")
+            raise UsageError(f"it has no artifact for {PORTABLE} to compare with")
         alone = replace(
             self._options,
             device_class=PORTABLE,

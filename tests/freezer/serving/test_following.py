@@ -145,6 +145,29 @@ def test_a_process_exits_while_its_sentinel_computes(store: Store) -> None:
     assert done.returncode == 0, done.stderr
 
 
+LOADING = """
+import sys, threading, time
+from freezer.serving import following
+from freezer.serving.process import LoadOptions
+
+def slow(self):
+    begun.set()
+    time.sleep(1)
+    print("loaded", flush=True)
+
+begun = threading.Event()
+following.WatchedModel._check = slow
+following.WatchedModel("mlp", LoadOptions(store=sys.argv[1])).start(0.01)
+begun.wait()
+"""
+
+
+def test_a_process_exits_after_its_load(store: Store) -> None:
+    """Which may be within an engine's code."""
+    done = finished(sys.executable, "-c", LOADING, store.uri, cwd=ROOT)
+    assert "loaded" in done.stdout
+
+
 def test_a_corrupted_weight_is_seen(model: Any) -> None:
     called(model, lambda seen: seen.num_checks >= 1)
     (weight, *_) = [t for t in frozen_tensors(model.loaded.model._payloads[0]) if t.dim() == 2]
