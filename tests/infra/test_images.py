@@ -229,7 +229,7 @@ def test_the_service_answers_from_its_image(
     if extras != "torch":
         x, dims = random_inputs(2, 4), {"x": {0: BATCH}}
         made = quickly(portable.model, {"x": x}, tmp_path / "made", extras, dims=dims)
-        store.publish("mlp", source_key="engine", artifacts=[artifact_of(made)])
+        store.publish("mlp", source_key="engine", artifacts=[artifact_of(made), portable.artifact])
     values = ("BASE=localhost/base", "TORCH_INDEX=", f"EXTRAS={extras}")
     build = [f"--build-arg={value}" for value in values]
     output(IMAGES / "build.sh", "coldpress-serve", *build, *pip_settings(tmp_path))
