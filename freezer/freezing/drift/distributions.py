@@ -89,7 +89,8 @@ def distribution_problem(
     largest, label = -math.inf, ""
     highest = labels.new_full((NUM_PERMUTATIONS,), -math.inf)
     for index, name in enumerate(names):
-        calls = _answers((*eager, *candidate), index)
+        of_output = operator.itemgetter(index)
+        calls = [list(map(of_output, call)) for call in zip(*eager, *candidate, strict=True)]
         if any(map(_sizes_vary, calls)):
             return f"the shape of output {name!r} varies, so its distribution cannot be compared"
         for statistic, gram, allowed in _statistics(calls):
@@ -106,15 +107,6 @@ def distribution_problem(
         f"the {label} differ from eager's over {len(eager)} runs of each (by chance in"
         f" {1 / (NUM_PERMUTATIONS + 1):.0e} of cases)"
     )
-
-
-def _answers(
-    runs: Sequence[Run],
-    index: int,
-) -> list[list[Tensor]]:
-    """One output of each call, by every run."""
-    of_output = operator.itemgetter(index)
-    return [list(map(of_output, call)) for call in zip(*runs, strict=True)]
 
 
 def _sizes_vary(outputs: Sequence[Tensor]) -> bool:
@@ -135,7 +127,7 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor
     """The statistics of one output, from the elements of each run in each call: the name, the Gram
     matrix G of the runs, and the allowance for rounding. T is l' G l for labels l.
     """
-    grams: defaultdict[str, list[_Gram]] = defaultdict(list)
+    grams = defaultdict(list)
     for outputs in calls:
         values = torch.stack(list(outputs))
         for statistic, gram in _grams(values).items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 
@@ -82,14 +82,12 @@ class _Compared:
         parts: sums of each part; none if it cannot be compared. Noise counts as an error of eager.
         against: distances of the parts from eager, where eager may have no correct digits.
         typical: why the typical error is too large; None if it is not.
-        noisy: whether the model draws random numbers.
     """
 
     row: DriftRow
     parts: Sequence[Sums]
     against: Sequence[Sums]
     typical: str | None
-    noisy: bool
 
 
 class _Output:
@@ -101,6 +99,8 @@ class _Output:
         self._limits = limits
         self._dtype = ""
         self._compared: list[_Compared] = []
+        self._pools: defaultdict[tuple[str, int], Sums] = defaultdict(Sums)
+        self._noisy: set[str] = set()  # kinds of calls with random numbers
         self._slices: Slices | None = Slices(limits)
         self._num_finite = 0
 
@@ -133,8 +133,9 @@ class _Output:
                 e,
                 limits=self._limits,
             )
-            for sums in parts:
+            for part, sums in enumerate(parts):
                 sums.native += noise_rmse**2 * sums.num_elements
+                self._pools[call.kind, part].include(sums)
             # eager may have no correct digits in a part, alone or pooled
             if self._gate.float64 and any(
                 sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms
@@ -149,31 +150,24 @@ class _Output:
         typical = None
         if self._gate.float64 and parts and not problem and not noise_rmse:
             typical = _typical_problem(r, e, c, self._gate.error_ratio_max)
-        noisy = noise_rmse > 0 and bool(parts)
         self._compared.append(
             _Compared(
                 row=row,
                 parts=parts,
                 against=against,
                 typical=typical,
-                noisy=noisy,
             )
         )
-        if noisy or problem or not parts:
+        if parts and noise_rmse > 0:
+            self._noisy.add(call.kind)
+        if noise_rmse > 0 or problem or not parts:
             self._slices = None
         elif self._slices and call.kind == "single":
             self._slices.add(r, c, e)
 
     def rows(self) -> list[DriftRow]:
         """The rows of all calls, judged."""
-        pools: defaultdict[tuple[str, int], Sums] = defaultdict(Sums)
-        for compared in self._compared:
-            for part, sums in enumerate(compared.parts):
-                pools[compared.row.kind, part].include(sums)
-        noisy_kinds = {compared.row.kind for compared in self._compared if compared.noisy}
-        rows = []
-        for compared in self._compared:
-            rows.append(self._judged(compared, pools, noisy=compared.row.kind in noisy_kinds))
+        rows = list(map(self._judged, self._compared))
         if not self._num_finite and any(row.num_elements for row in rows):
             problem = "eager returns only NaN or Inf, no output was compared; fix the model"
             rows[0] = replace(rows[0], problem=problem)
@@ -184,13 +178,7 @@ class _Output:
                 rows[0] = replace(rows[0], **asdict(failed))
         return rows
 
-    def _judged(
-        self,
-        compared: _Compared,
-        pools: Mapping[tuple[str, int], Sums],
-        *,
-        noisy: bool,
-    ) -> DriftRow:
+    def _judged(self, compared: _Compared) -> DriftRow:
         """Add the figures, the bound and the problem of the first part that does not pass, or else
         of the first part.
         """
@@ -198,37 +186,21 @@ class _Output:
             return compared.row
         rows = []
         for part, sums in enumerate(compared.parts):
-            if self._limits and not sums.num_elements:
-                continue
-            pooled = noisy or sums.num_elements < POOL_BELOW
-            pool = pools[compared.row.kind, part] if pooled else sums
-            against = compared.against[part] if compared.against and not noisy else None
-            row = replace(compared.row, max_abs_err=sums.max_abs_err)
-            rows.append(
-                self._part_judged(
-                    row,
-                    sums,
-                    pool,
-                    against,
-                    noisy=noisy,
-                )
-            )
+            if sums.num_elements or not self._limits:
+                rows.append(self._part_judged(compared, part))
         failed = [row for row in rows if row.problem]
         row = [*failed, *rows, compared.row][0]
         if compared.typical and not failed:
             return replace(row, problem=compared.typical, bound=None)
         return row
 
-    def _part_judged(
-        self,
-        row: DriftRow,
-        sums: Sums,
-        pool: Sums,
-        against: Sums | None,
-        *,
-        noisy: bool,
-    ) -> DriftRow:
+    def _part_judged(self, compared: _Compared, part: int) -> DriftRow:
         """Add the figures, the bound and the problem of one part."""
+        sums, kind = compared.parts[part], compared.row.kind
+        noisy = kind in self._noisy
+        pool = self._pools[kind, part] if noisy or sums.num_elements < POOL_BELOW else sums
+        against = compared.against[part] if compared.against and not noisy else None
+        row = replace(compared.row, max_abs_err=sums.max_abs_err)
         error = pool.error(self._dtype, sums.num_elements)
         if not all(map(math.isfinite, (error.rmse, error.native_rmse, error.rms))):
             return replace(row, problem=OVERFLOW)

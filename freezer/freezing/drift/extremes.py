@@ -245,7 +245,7 @@ def _points(subject: Subject) -> list[Point]:
     """
     drawn = random.Random(subject.weights)
     dims = {dim.name: dim.sizes[:NEAR] for dim in subject.spec.dims}
-    points: list[Point] = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
+    points = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
     for beyond in (1, 2, 3):
         point = {}
         for name, sizes in dims.items():

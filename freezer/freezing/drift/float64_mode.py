@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -140,7 +140,7 @@ def widening(mode: Widening | None) -> Iterator[None]:
     Otherwise torch.compile would remember that it could not compile the code in this mode, and fail
     on it later outside the mode.
     """
-    stance: AbstractContextManager[object] = nullcontext()
+    stance = nullcontext()
     if mode is not None and "torch._dynamo" in sys.modules:  # the eager model ran before
         stance = torch.compiler.set_stance("force_eager")
     with stance, mode or nullcontext():

@@ -198,8 +198,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     if deterministic and unchanged:
         last_alone = _fresh_runner(subject).call(last_set)
         deterministic = repeats(last_alone, last_set)
-        same = _all_same((*first, *last), (*second, *last_alone))
-        unchanged = not deterministic or same
+        unchanged = not deterministic or _all_same((*first, *last), (*second, *last_alone))
     return not unchanged or subject.reset is not None, deterministic
 
 

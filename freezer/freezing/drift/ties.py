@@ -137,12 +137,13 @@ class _Difference:
         self._bound = _rounding(call, index)[mask]
         self._misplaced = misplaced(call.candidate[index], call.eager[index])[mask]
         self.missing = mask[mask]
-        self._twins = []
+        self._twins = [
+            number
+            for number, other in enumerate(calls)
+            if other.set_index == call.set_index
+            and same_tensors(other.eager[index], call.eager[index])
+        ]
         """The calls with the same inputs in which eager answers alike, this one among them."""
-        for number, other in enumerate(calls):
-            alike = same_tensors(other.eager[index], call.eager[index])
-            if alike and other.set_index == call.set_index:
-                self._twins.append(number)
 
     def explain(self, answers: Outputs) -> None:
         """Remove the elements that a right candidate may answer so: with a step away from the
