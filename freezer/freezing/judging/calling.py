@@ -75,10 +75,6 @@ def _moved(inputs: NamedTensors) -> dict[str, Tensor]:
     """The same inputs, each one element further in its memory."""
     moved = {}
     for name, tensor in inputs.items():
-        room = torch.empty(
-            tensor.numel() + 1,
-            dtype=tensor.dtype,
-            device=tensor.device,
-        )
+        room = tensor.new_empty(tensor.numel() + 1)
         moved[name] = room[1:].view(tensor.shape).copy_(tensor)
     return moved

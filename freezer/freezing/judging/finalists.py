@@ -130,12 +130,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """How to make a value again, as for `__reduce__`."""
         if isinstance(value, torch.jit.ScriptModule):
-            return _scripted, (value.save_to_buffer(),)
+            return torch.jit.load, (BytesIO(value.save_to_buffer()),)
         return NotImplemented
-
-
-def _scripted(content: bytes) -> Any:
-    return torch.jit.load(BytesIO(content))
 
 
 def main(path: str, search_path: str) -> Sampling:

@@ -38,8 +38,8 @@ class Opening:
     spec: InputSpec
     num_threads: int
     inputs: Path
-    num_sets: int = 1
-    device: str = "cpu"
+    num_sets: int
+    device: str
 
 
 def main(opening: Opening) -> ColdStart:

@@ -58,11 +58,11 @@ def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
             return judgement
     if record.same_weights:
         old = run_trial(session, old.candidate)
-        if old.problem is not None:
-            problem = f"it does not pass today's drift gate: {old.problem}"
-            return replace(judgement, previous=replace(record, problem=problem))
-        record = replace(record, error_ratio=old.measured.drift.error_ratio)
-    if session.limits.memory_mb_max is not None:
+        if old.problem is None:
+            record = replace(record, error_ratio=old.measured.drift.error_ratio)
+        else:
+            old = replace(old, problem=f"it does not pass today's drift gate: {old.problem}")
+    if old.problem is None and session.limits.memory_mb_max is not None:
         old = with_memory(session, old)
     if old.problem is not None:
         return replace(judgement, previous=replace(record, problem=old.problem))

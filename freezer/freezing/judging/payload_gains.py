@@ -81,7 +81,7 @@ def kept_payloads(
         cells: cells in which it was timed, the deciding one first.
     """
     deciding = cells[0]
-    dropped: list[Dropped] = []
+    dropped = []
     for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads):
         if count is None:
             continue
@@ -116,7 +116,7 @@ def _gains_nothing(
     """
     names = (recipe, general(recipe))
     entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
-    speeds: list[tuple[Speedup, Cell]] = []
+    speeds = []
     for cell, name in entrants:
         faster = cell.faster(name, EAGER, len(entrants), session.policy)
         if faster:

@@ -71,8 +71,7 @@ def explain_rejected(session: Session, judgement: Judgement) -> Judgement:
     """Add to each candidate that drift rejects where it enters; a repaired build that passes the
     gate takes its place.
     """
-    trials = [_explained(session, trial) for trial in judgement.trials]
-    return replace(judgement, trials=trials)
+    return replace(judgement, trials=[_explained(session, trial) for trial in judgement.trials])
 
 
 def _explained(session: Session, trial: Trial) -> Trial:
@@ -96,8 +95,7 @@ def _explained(session: Session, trial: Trial) -> Trial:
     again = _repaired(session, trial, {guilty.node: repair}, session.work)
     if again.problem is not None:
         return replace(trial, problem=f"{problem}; with this repair: {again.problem}")
-    warning = f"repaired {guilty.node} ({repair}): {problem}"
-    warnings = (*again.candidate.warnings, warning)
+    warnings = (*again.candidate.warnings, f"repaired {guilty.node} ({repair}): {problem}")
     candidate = replace(again.candidate, warnings=warnings)
     (candidate.folder / EVIDENCE / "explained.txt").write_text(explanation.text())
     return replace(again, candidate=candidate, explanation=explanation)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
+from freezer.artifact import ENGINES, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.in_hand import take
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, recorded
@@ -101,8 +101,7 @@ def _time_points(session: Session, judgement: Judgement) -> list[Cell]:
         policy,
         rivals=rivals,
     )
-    stopped = first.sampling.stopped
-    to_the_end = [each for each in candidates if not stopped(each.recipe)]
+    to_the_end = [each for each in candidates if not first.sampling.stopped(each.recipe)]
     further = [time_cell(session.subject, to_the_end, threads, at, further_policy) for at in points]
     return [first, *further]
 
@@ -121,7 +120,7 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     One that needs torch alone may serve beside a winner that needs an engine (payload_sets): only
     its like make it needless.
     """
-    rivals: dict[str, set[str]] = {}
+    rivals = {}
     for candidate in candidates:
         names = set()
         for rival in candidates:
@@ -220,8 +219,8 @@ def time_cell(
     rivals: Rivals | None = None,
 ) -> Cell:
     """Time one cell with freshly opened payloads; `most_s` and `rivals` as in `_time_at`."""
-    served: dict[str, Payload] = {}
-    models: dict[str, FrozenModel] = {}
+    paths = {}
+    models = {}
     with threads(num_threads):
         for candidate in candidates:
             payloads = payloads_for_threads(candidate.payloads, num_threads)
@@ -231,10 +230,9 @@ def time_cell(
                 serving[general(candidate.recipe)] = for_all
             for name, payload in serving.items():
                 if payload is not None:
-                    served[name] = payload
+                    paths[name] = payload.path
                     models[name] = candidate.open(subject, [payload])
         sampling = _time_at(subject, point, models, policy, most_s, rivals)
-    paths = {name: payload.path for name, payload in served.items()}
     return Cell(
         num_threads=num_threads,
         point=point,
@@ -258,7 +256,7 @@ def _time_at(
     """
     eager = subject.fresh()
     calls = _calls(subject, point, {EAGER: partial(without_grad, eager), **candidates})
-    resets: dict[str, _Call] = {}
+    resets = {}
     if subject.reset is not None:
         resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
         resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
@@ -269,9 +267,8 @@ def _time_at(
             begin[next(reversed(calls))]()  # eager has had all sizes before
             least_s = policy.min_rounds * _round_s(calls, meter.timed_ms)
             if least_s > most_s:
-                none: dict[str, list[list[float]]] = {name: [] for name in calls}
                 return Sampling(
-                    samples_ms=none,
+                    samples_ms={name: [] for name in calls},
                     num_dropped=0,
                     settled=False,
                     stable=False,

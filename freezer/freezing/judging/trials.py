@@ -79,8 +79,8 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
         session = replace(session, budget=None)
     if session.budget is not None:
         session = replace(session, gate=STRUCTURE_ALONE)
-    rows: list[DriftRow] = []
-    ties: list[Sequence[Call]] = []
+    rows = []
+    ties = []
     random = None
     for num_threads, payloads in _ways_to_serve(session, candidate):
         fresh = partial(_runner, session.subject, candidate, payloads)
@@ -92,8 +92,9 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
         for row in judged:
             payload = payload_at(payloads, session.subject.sets[row.set_index].point)
             path = payload.path if payload else ""
-            recipe = candidate.recipe
-            rows.append(replace(row, recipe=recipe, num_threads=num_threads, payload=path))
+            rows.append(
+                replace(row, recipe=candidate.recipe, num_threads=num_threads, payload=path)
+            )
     drift = report(rows, session.gate)
     problem = drift.nearest_miss or random
     warnings = [*session.reference.warnings, *_tie_warnings(drift)]
@@ -152,8 +153,7 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
             try:
                 answers = copied(runner.call(extreme.inputs))
             except Exception as error:  # eager answers
-                raised = sentence(error, "run")
-                return f"{extreme.name}: {raised}", []
+                return f"{extreme.name}: {sentence(error, 'run')}", []
             if extreme.missing:
                 lost += filter(None, [extreme.lost(answers)])
             elif problem := _problem_at(extreme, answers, precision):
@@ -219,7 +219,7 @@ def _run(session: Session, fresh: Fresh) -> tuple[list[DriftRow], Sequence[Call]
         ties explain a difference; and its outputs in every call if eager is not deterministic.
     """
     reference = session.reference
-    outputs: list[list[Tensor]] = []
+    outputs = []
 
     def calls() -> Iterator[Call]:
         """Make the calls one by one, so that only one call's outputs are in memory."""

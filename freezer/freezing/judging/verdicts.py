@@ -36,9 +36,8 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     nearest.
     """
     verdict, reason, best = _decided(session, judgement)
-    refused = [trial for trial in judgement.trials if trial.problem and not is_exact(trial.recipe)]
-    for trial in refused:
-        if trial is not best:
+    for trial in judgement.trials:
+        if trial.problem and trial is not best and not is_exact(trial.recipe):
             reason += f"; {trial.recipe}: {trial.problem}"
     return replace(
         judgement,
@@ -275,7 +274,8 @@ def _earlier_speed(session: Session, manifest: Manifest) -> LatencyRecord | None
 
 def _inheriting(judgement: Judgement, trial: Trial, speed: LatencyRecord) -> Judgement:
     assert speed.speedup is not None, "the speed was measured"
-    low, high = speed.speedup_ci or (speed.speedup, speed.speedup)
+    assert speed.speedup_ci is not None, "the speed was measured"
+    low, high = speed.speedup_ci
     faster = Speedup(value=speed.speedup, low=low, high=high, clock="inherited")
     timed = replace(trial, speedup=faster, latency_ms=recorded(speed.ms))
     text = (
