@@ -5,15 +5,12 @@ Read first: explain.py.
 """
 
 from freezer.freezing.explaining.engines import run_openvino
-from freezer.freezing.explaining.explain import LIMIT_S, explain_drift, explain_recipe
-from freezer.freezing.explaining.values import GraphReference, NodeValues, run_graph
+from freezer.freezing.explaining.explain import explain_drift, explain_recipe
+from freezer.freezing.explaining.values import GraphReference
 
 __all__ = [
-    "LIMIT_S",
     "GraphReference",
-    "NodeValues",
     "explain_drift",
     "explain_recipe",
-    "run_graph",
     "run_openvino",
 ]

@@ -4,6 +4,7 @@ matched with the exported program by the names that converters keep.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def run_onnx(
     model: ModelProto,
     source: GraphReference,
-    names: NodeNames | None,
+    names: NodeNames,
     settings: Settings,
     *,
     optimize: bool,
@@ -31,18 +32,16 @@ def run_onnx(
 
     Args:
         model, source: a converted model, and the program that it was made from.
-        names: source node by name of a value, to return these values as well; None for none.
+        names: source node by name of a value, to return these values as well.
         settings: the recipe's settings.
         optimize: whether ONNX Runtime optimizes it as at load.
     """
     import onnxruntime
     from onnx import ValueInfoProto
 
-    changed = type(model)()
-    changed.CopyFrom(model)
+    changed = deepcopy(model)
     own = [output.name for output in changed.graph.output]
     made = [name for node in changed.graph.node for name in node.output]
-    names = names or {}
     more = [name for name in made if name in names and name not in own]
     changed.graph.output.extend(ValueInfoProto(name=name) for name in more)
     options = session_options(settings, torch.get_num_threads())
@@ -64,7 +63,7 @@ def run_onnx(
 def run_openvino(
     model: Model,
     source: GraphReference,
-    names: NodeNames | None,
+    names: NodeNames,
     settings: Settings,
 ) -> Run:
     """Run an OpenVINO model; see `run_onnx`.
@@ -72,20 +71,18 @@ def run_openvino(
     Added outputs prevent fusions. Where that removes the error, no values are returned.
     """
     openvino = import_openvino("this explanation needs OpenVINO")
-    core, config = openvino.Core(), dict(settings["openvino"])
-    if names is None:
-        return _called(model, core.compile_model(model, "CPU", config), source, {})
     changed = model.clone()
     for op in changed.get_ordered_ops():
-        if op.get_type_name() not in ("Result", "Parameter", "Constant"):
+        if names and op.get_type_name() not in ("Result", "Parameter", "Constant"):
             changed.add_outputs([port for port in op.outputs() if known_names(port, names)])
-    outputs, values = _called(model, core.compile_model(changed, "CPU", config), source, names)
-    return outputs, values if source.fails(outputs) else {}
+    compiled = openvino.Core().compile_model(changed, "CPU", dict(settings["openvino"]))
+    outputs, values = _called(model, compiled, source, names)
+    return outputs, values if values and source.fails(outputs) else {}
 
 
 def _called(model: Model, compiled: Any, source: GraphReference, names: NodeNames) -> Run:
     """Call a compiled model, and read those of its outputs that are the model's, or have names."""
-    signature = list(source.signature_inputs)
+    signature = source.signature_inputs
     feeds = {}
     for port in compiled.inputs:
         [name] = port.get_names() & set(signature)
@@ -93,7 +90,7 @@ def _called(model: Model, compiled: Any, source: GraphReference, names: NodeName
     request = compiled.create_infer_request()
     request.infer(feeds)
     tensors = []
-    named: dict[str, Tensor] = {}
+    named = {}
     for index, port in enumerate(compiled.outputs):
         tensors.append(torch.from_numpy(request.get_output_tensor(index).data.copy()))
         for name in known_names(port, names):

@@ -8,7 +8,6 @@ itself is the first stage that differs.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -208,8 +207,8 @@ def _program(subject: Subject, set_index: int) -> ExportedProgram:
     """The exported program of a subject for one input set."""
     input_set = subject.sets[set_index]
     if subject.scripted:
-        captured = Attempt(subject, input_set.point or None).capture("convert")
-        program: ExportedProgram = captured.program
+        attempt = Attempt(subject, input_set.point or None)
+        program: ExportedProgram = attempt.capture("convert").program
         return program
     return export_at(subject, input_set)
 
@@ -221,16 +220,15 @@ def _capture_scores(
     node of each module.
     """
     model = subject.fresh()
-    results: dict[str, Tensor] = {}
+    results = {}
 
     def keep(path: str, _: object, __: object, value: object) -> None:
         if isinstance(value, Tensor):
             results[path] = value.detach().clone()
 
-    with contextlib.ExitStack() as hooks:
-        for path, module in model.named_modules():
-            hooks.callback(module.register_forward_hook(partial(keep, path)).remove)
-        call_source(model, subject.spec, subject.sets[set_index].cloned())
+    for path, module in model.named_modules():
+        module.register_forward_hook(partial(keep, path))
+    call_source(model, subject.spec, subject.sets[set_index].cloned())
     last = {module_of(node): node for node in source.graph.graph.nodes if node.name in source.eager}
     scores: list[NodeScore] = []
     for path, node in last.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -136,22 +137,17 @@ def _module_of(
     names = [node.name for node in source.graph.graph.find_nodes(op="placeholder")]
     given = dict(zip(names, source.inputs, strict=True))
     outside = dict.fromkeys(each for node in part for each in node.all_input_nodes)
-    weights: list[Node] = []
-    for node in outside:
+    for node in sorted(outside, key=lambda each: each.op == "get_attr"):  # inputs come first
         if node.op == "get_attr":
-            weights.append(node)
+            value = attrgetter(str(node.target))(source.graph)
+            root.register_buffer(node.name, torch.as_tensor(value).detach().clone())
+            copies[node] = graph.get_attr(node.name)
         elif node not in part:
             copies[node] = graph.placeholder(node.name)
             if node.name in given:
                 inputs.append(given[node.name])
             else:
                 inputs.append(source.exact[node.name].to(source.eager[node.name].dtype))
-    for node in weights:
-        value = source.graph
-        for step in str(node.target).split("."):
-            value = getattr(value, step)
-        root.register_buffer(node.name, torch.as_tensor(value).detach().clone())
-        copies[node] = graph.get_attr(node.name)
     for node in part:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[part[-1]])

@@ -5,7 +5,7 @@ which can be run, and gives values of its nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,10 @@ def graph_stage(name: str, graph: GraphModule, source: GraphReference) -> Stage:
 
 def errors_of(source: GraphReference, values: NodeValues) -> dict[str, Error]:
     """The error of each value, by source node."""
-    known = {name: value for name, value in values.items() if name in source.eager}
     return {
         name: error_of(source.exact[name], source.eager[name], value)
-        for name, value in known.items()
+        for name, value in values.items()
+        if name in source.eager
     }
 
 
@@ -155,27 +155,22 @@ def _of_inductor(
     program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
 ) -> Iterator[Stage]:
     captured = Captured(name="export", program=program, convention="flat")
-    stages = passes_of(captured, folder, target, recipe.settings)
-    for name, graph in stages:
+    for name, graph in passes_of(captured, folder, target, recipe.settings):
         yield graph_stage(name, graph, source)
-    result: list[Run] = []
 
-    def run(_: bool) -> Run:
-        if not result:
-            found: dict[str, str] = {}
+    @cache
+    def built() -> Run:
+        found = {}
 
-            def choose(graph: Graph) -> list[str]:
-                found.update(matches(source.graph.graph, graph))
-                return list(found.values())
+        def choose(graph: Graph) -> list[str]:
+            found.update(matches(source.graph.graph, graph))
+            return list(found.values())
 
-            values = run_with_outputs(
-                captured, source.inputs, choose, folder, target, recipe.settings
-            )
-            num = len(source.eager_outputs)
-            result.append((values[:num], dict(zip(found, values[num:], strict=True))))
-        return result[0]
+        values = run_with_outputs(captured, source.inputs, choose, folder, target, recipe.settings)
+        num = len(source.eager_outputs)
+        return values[:num], dict(zip(found, values[num:], strict=True))
 
-    yield Stage(name="generated code", source=source, run=run, num_builds=1)
+    yield Stage(name="generated code", source=source, run=lambda _: built(), num_builds=1)
 
 
 def _of_onnx(
@@ -189,7 +184,7 @@ def _of_onnx(
 
     def stage(name: str, model: Any, optimize: bool) -> Stage:
         def run(in_full: bool) -> Run:
-            return run_onnx(model, source, names if in_full else None, settings, optimize=optimize)
+            return run_onnx(model, source, names if in_full else {}, settings, optimize=optimize)
 
         return Stage(name=name, source=source, run=run, num_builds=1)
 
@@ -209,7 +204,7 @@ def _of_openvino(
     yield graph_stage("decomposition", graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:
-        return run_openvino(model, source, names if in_full else None, recipe.settings)
+        return run_openvino(model, source, names if in_full else {}, recipe.settings)
 
     yield Stage(name="OpenVINO", source=source, run=run, num_builds=2)
 

@@ -5,6 +5,7 @@ of a candidate at each node; and the nodes of lowered graphs, matched by their p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -101,14 +102,10 @@ class GraphReference:
         self.exact_outputs, self.exact = self._in_double({})
 
     def _in_double(self, replaced: NodeValues) -> Run:
+        """Outputs in float64, and what each operator gives for these values of its operands."""
         wide = [in_double(each) if comparable(each) else each for each in self.inputs]
         with widening(self._mode):
             return run_graph(self._wide, wide, replaced)
-
-    def exact_after(self, values: NodeValues) -> dict[str, Tensor]:
-        """What each operator gives in float64 for a candidate's values of its operands."""
-        _, exact = self._in_double(values)
-        return exact
 
     def scores(
         self,
@@ -126,7 +123,7 @@ class GraphReference:
         Returns:
             The scores in the order of the graph.
         """
-        after = self.exact_after(accumulated) if local is None else {}
+        after = self._in_double(accumulated)[1] if local is None else {}
         scores = []
         for node in self.graph.graph.nodes:
             value = accumulated.get(node.name)
@@ -146,7 +143,7 @@ class GraphReference:
             values: a candidate's values. What it does to operators that have none is part of the
                 error of those after them.
         """
-        after = self.exact_after(values)
+        _, after = self._in_double(values)
         found = {}
         for name, value in values.items():
             moved = self.exact[name] + in_double(value) - after[name]
@@ -160,7 +157,7 @@ class GraphReference:
 
     def _errors(self, outputs: Sequence[Tensor]) -> list[Error]:
         answers = zip(self.exact_outputs, self.eager_outputs, outputs, strict=True)
-        return [error_of(r, e, c) for r, e, c in answers]
+        return list(starmap(error_of, answers))
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:
@@ -209,8 +206,7 @@ def error_of(
     if value.shape != eager.shape or expected.shape != eager.shape:
         return WRONG
     if not comparable(eager):
-        same = torch.equal(value.to(eager.dtype), eager)
-        return NO_ERROR if same else WRONG
+        return NO_ERROR if torch.equal(value.to(eager.dtype), eager) else WRONG
     if not torch.equal(value.isfinite(), eager.isfinite()):
         return WRONG
     [native] = distances(values_of(in_double(exact)), values_of(in_double(eager)))
@@ -243,8 +239,8 @@ def matches(source: Graph, lowered: Graph) -> dict[str, str]:
     vanished into the one before, which nothing else used, that one computes its result: a batch
     norm folded into a convolution.
     """
-    of_source: dict[str, Node] = {}
-    kept: set[str] = set()
+    of_source = {}
+    kept = set()
     shapes = {node.name: _shape(node) for node in source.nodes}
     for node in lowered.nodes:
         origin = origin_of(node)
@@ -255,7 +251,7 @@ def matches(source: Graph, lowered: Graph) -> dict[str, str]:
         kept.add(origin)
         if _shape(node) == shapes[origin]:
             of_source[origin] = node
-    found: dict[str, str] = {}
+    found = {}
     for node in source.nodes:
         if node.name in of_source:
             found[absorbed(node, kept).name] = of_source[node.name].name
@@ -276,8 +272,7 @@ def absorbed(node: Node, kept: set[str]) -> Node:
 
 def _shape(node: Node) -> tuple[int, ...] | None:
     """Sizes of a node's result as the graph has them; None if it is not a tensor."""
-    value = node.meta.get("val")
-    shape = getattr(value, "shape", None)
+    shape = getattr(node.meta.get("val"), "shape", None)
     return None if shape is None else tuple(map(_size, shape))
 
 
