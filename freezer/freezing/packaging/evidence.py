@@ -22,7 +22,6 @@ from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MANIFEST,
-    Explanation,
     GoldenSet,
     payload_at,
     payloads_for_threads,
@@ -69,10 +68,9 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
     existing folder. Without pyarrow they end in `.json` and contain an object of columns, with null
     for NaN and infinities.
     """
-    drift: _Rows = [asdict(row) for trial in judgement.trials for row in trial.drift.rows]
     tables = (
         ("latency", _LATENCY, _latency(judgement)),
-        ("drift", _DRIFT, drift),
+        ("drift", _DRIFT, [asdict(row) for trial in judgement.trials for row in trial.drift.rows]),
     )
     try:
         import pyarrow as pa
@@ -88,7 +86,7 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
 
 
 def _latency(judgement: Judgement) -> _Rows:
-    rows: _Rows = []
+    rows = []
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
         for entrant, rounds in cell.sampling.samples_ms.items():
@@ -110,13 +108,6 @@ def write_texts(candidate: Path, folder: Path) -> None:
     make_folder(folder)
     for text in (candidate / EVIDENCE).glob("*.txt"):
         shutil.copyfile(text, folder / text.name)
-
-
-def write_explanation(explanation: Explanation, folder: Path) -> None:
-    """Write where drift enters, as text and as a plot."""
-    make_folder(folder)
-    (folder / "explained.txt").write_text(explanation.text())
-    (folder / "explained.svg").write_text(explanation.svg())
 
 
 def evidence_of(out: Path) -> Path:
@@ -165,7 +156,10 @@ def write_refused(
         write_texts(build, dest / recipe)
     for trial in judgement.trials if judgement else ():
         if trial.explanation is not None:
-            write_explanation(trial.explanation, dest / trial.recipe)
+            of_recipe = dest / trial.recipe
+            make_folder(of_recipe)
+            (of_recipe / "explained.txt").write_text(trial.explanation.text())
+            (of_recipe / "explained.svg").write_text(trial.explanation.svg())
     if builds.errors:
         texts = [
             f"{name}\n{''.join(format_exception(error))}" for name, error in builds.errors.items()

@@ -108,8 +108,7 @@ def _write_files(
     candidate = winner.candidate
     for payload in candidate.payloads:
         link_or_copy(candidate.folder / payload.path, folder / payload.path)
-    indices = golden_indices(session.subject, candidate)
-    golden = write_golden(session, winner, indices, folder)
+    golden = write_golden(session, winner, golden_indices(session.subject, candidate), folder)
     write_texts(candidate.folder, folder / EVIDENCE)
     write_tables(judgement, folder / EVIDENCE)
     paths = [GOLDEN_INPUTS, GOLDEN_OUTPUTS]

@@ -143,14 +143,14 @@ def _too_large(session: Session, candidate: Candidate) -> list[Dropped]:
 
 def _dropped(candidate: Candidate, count: int, reason: str) -> list[Dropped]:
     """The payloads of a candidate for a thread count, dropped for a reason."""
-    paths = [payload.path for payload in candidate.payloads if payload.num_threads == count]
     return [
         Dropped(
-            payload=path,
+            payload=payload.path,
             num_threads=count,
             reason=reason,
         )
-        for path in paths
+        for payload in candidate.payloads
+        if payload.num_threads == count
     ]
 
 

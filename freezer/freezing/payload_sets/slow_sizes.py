@@ -10,7 +10,7 @@ it gains than to any other timed place; the winner's payloads serve all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,11 +70,10 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
     ]
     dims = nearest_sizes(session.subject.spec.dims, [cell.point for cell in gains], timed)
     candidate = _in_one_folder(winner.candidate, captured, dims, folder)
-    served = [cell for cell in gains if _within(cell.point, dims)]
+    served = {str(cell): cell for cell in gains if _within(cell.point, dims)}
     merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
-    places = [str(cell) for cell in served]
-    others = [cell for cell in judgement.cells if str(cell) not in places]
-    judgement = replace(judgement, cells=others).with_cells(served)
+    others = [cell for cell in judgement.cells if str(cell) not in served]
+    judgement = replace(judgement, cells=[*others, *served.values()])
     return judgement.with_winner(merged, text=_serves(dims))
 
 
@@ -143,7 +142,7 @@ def _merged(
     session: Session,
     winner: Trial,
     captured: Trial,
-    served: Sequence[Cell],
+    served: Mapping[str, Cell],
     dims: Sequence[Dim],
 ) -> Trial:
     """The winner with the captured program among its payloads.
@@ -152,12 +151,11 @@ def _merged(
         session: the session of the judgement.
         winner: the winner of the judgement.
         captured: trial of the captured program, with the merged candidate.
-        served: cells in which it serves.
+        served: cells in which it serves, by place.
         dims: sizes that it serves.
     """
-    places = [str(cell) for cell in served]
-    points = [figures for figures in winner.points if figures.place not in places]
-    points += point_figures(captured.candidate, served, session.policy, 1)
+    points = [figures for figures in winner.points if figures.place not in served]
+    points += point_figures(captured.candidate, list(served.values()), session.policy, 1)
     replaced = [
         Dropped(
             payload=payload.path,
