@@ -97,14 +97,14 @@ def check_real(program: ExportedProgram) -> None:
         )
 
 
-def output_orders(program: ExportedProgram) -> list[list[int] | None]:
+def output_orders(program: ExportedProgram) -> tuple[tuple[int, ...] | None, ...]:
     """For each output the order of its dims in memory, largest stride first; None if it is
     contiguous.
 
     Expanded outputs count as contiguous, and so do those whose sizes depend on values, since the
     program contains no example of them.
     """
-    orders: list[list[int] | None] = []
+    orders = []
     for value in values_named(program, program.graph_signature.user_outputs):
         strides = [  # in the example of the export; None where they depend on values
             stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()
@@ -117,8 +117,8 @@ def output_orders(program: ExportedProgram) -> list[list[int] | None]:
         ordered = others
         if None not in strides and 0 not in strides:
             ordered = sorted(others, key=lambda dim: (-strides[dim], dim))
-        orders.append(None if ordered == others else [*single, *ordered])
-    return orders
+        orders.append(None if ordered == others else (*single, *ordered))
+    return tuple(orders)
 
 
 def values_named(program: ExportedProgram, names: Sequence[object]) -> list[Any]:
@@ -140,7 +140,7 @@ def origin_of(node: Node) -> str | None:
 
     torch records it in `from_node`, the last pass first.
     """
-    sources: list[Any] = node.meta.get("from_node") or []
+    sources = node.meta.get("from_node") or []
     name = None
     while sources:
         name = sources[-1].name

@@ -49,8 +49,7 @@ def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iter
     except UsageError as error:
         raise BuildError(f"{engine}: {error}", code=error.code) from error
     except Exception as error:
-        why = sentence(root_cause(error), engine)
-        raise BuildError(f"{engine}: {why}") from error
+        raise BuildError(f"{engine}: {sentence(root_cause(error), engine)}") from error
 
 
 def check_stateless(captured: Captured) -> None:
@@ -78,7 +77,7 @@ class Lowered:
         layouts: layout of packed weights by dtype.
     """
 
-    report: FreezingReport = field(default_factory=FreezingReport)
+    report: FreezingReport
     texts: Texts = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,18 +123,15 @@ def with_precisions(
             code="CP-PRECISION",
         )
     reason = f"{wanted} would break the budget, or is not" if exact else f"{wanted} is not"
-    kept = []
-    for name, precision in found:
-        if precision != wanted:
-            why = f"runs in {precision}: {reason} what the engine runs"
-            kept.append(KeptTensor(name=name, reason=why))
-    return replace(report, precisions=dict(counts), kept_exact=tuple(kept))
+    kept = tuple(
+        KeptTensor(name=name, reason=f"runs in {precision}: {reason} what the engine runs")
+        for name, precision in found
+        if precision != wanted
+    )
+    return replace(report, precisions=dict(counts), kept_exact=kept)
 
 
 CODE, GRAPH = "code.txt", "graph.txt"
-_CAPTURED = "captured-"
-"""Prefix of the names of texts of the captured model."""
-
 _FOLDER = re.compile(
     r"(# (?:File: )?)/(?:[^\s:]*/(?:site|dist)-packages/|[^\s:]*/)?(?=[^\s:]+:\d+)"
 )
@@ -149,7 +145,7 @@ def captured_texts(program: Any) -> Texts:
         texts = exported_texts(program) if exported else torchscript_texts(program)
     except Exception as error:  # a program that cannot be printed may still be frozen
         texts = {CODE: f"The captured program cannot be printed: {described(error)}\n"}
-    return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
+    return {f"captured-{name}": text for name, text in texts.items()}
 
 
 def exported_texts(program: ExportedProgram) -> Texts:
@@ -167,22 +163,10 @@ def exported_texts(program: ExportedProgram) -> Texts:
 
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> Texts:
-    """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
+    """Code of a ScriptModule and its submodules, and inlined graphs of its methods; equal code of
+    several submodules is printed once, under all their names.
+    """
     graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
-    return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
-
-
-def shortened(text: str) -> str:
-    """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `#
-    torch/nn/functional.py:1491`.
-    """
-    return _FOLDER.sub(r"\1", text)
-
-
-def _code(module: Any, methods: Sequence[str]) -> str:
-    """Code of the methods and of submodules; equal code of several submodules is printed once,
-    under all their names.
-    """
     parts = [module._c._get_method(method).code for method in methods]
     names: dict[str, list[str]] = {}
     for name, submodule in module.named_modules():
@@ -191,7 +175,14 @@ def _code(module: Any, methods: Sequence[str]) -> str:
             names.setdefault(code, []).append(name)
     for code, same in names.items():
         parts.append(f"# {', '.join(same)}\n{code}")
-    return "\n".join(parts)
+    return {CODE: "\n".join(parts), GRAPH: shortened("\n".join(graphs))}
+
+
+def shortened(text: str) -> str:
+    """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `#
+    torch/nn/functional.py:1491`.
+    """
+    return _FOLDER.sub(r"\1", text)
 
 
 _OF_TORCH = frozenset(
@@ -225,9 +216,6 @@ _OF_TORCH = frozenset(
 )
 """Namespaces of the operators that exist in every process that imports torch."""
 
-_COMPILED = frozenset(("quantized_decomposed",))
-"""Namespaces of operators that Inductor compiles to its own code."""
-
 _TARGET = re.compile(r"^(\w+)\.(\w+)\.\w+$")
 
 _NO_OPERATORS = (
@@ -253,7 +241,9 @@ def check_operators(program: Any, lowering: PayloadKind) -> None:
     Raises:
         BuildError: it calls others; code CP-CUSTOM-OPERATOR.
     """
-    known = _OF_TORCH | _COMPILED if lowering == "inductor" else _OF_TORCH
+    known = set(_OF_TORCH)
+    if lowering == "inductor":
+        known.add("quantized_decomposed")  # it compiles them to its own code
     missing = sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)
     if missing:
         raise BuildError(

@@ -171,18 +171,11 @@ def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
         if order is None:
             continue
         source, output.name = output.name, f"{output.name}_laid_out"
-        node = helper.make_node(
-            "Transpose",
-            [source],
-            [output.name],
-            perm=order,
-        )
-        model.graph.node.append(node)
+        model.graph.node.append(helper.make_node("Transpose", [source], [output.name], perm=order))
         shape = output.type.tensor_type.shape
-        dims = [dim.SerializeToString() for dim in shape.dim]
-        del shape.dim[:]
-        for index in order:
-            shape.dim.add().ParseFromString(dims[index])
+        dims = list(shape.dim)
+        shape.dim.extend([dims[index] for index in order])
+        del shape.dim[: len(dims)]
 
 
 def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:

@@ -130,12 +130,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
 def _converted(captured: Captured, openvino: ModuleType) -> tuple[Model, EngineCalls, NodeNames]:
     """A program as OpenVINO's Model, how to call it, and the source node by name of a value."""
     program = captured.program
-    orders = [None if order is None else tuple(order) for order in output_orders(program)]
     with decomposed(program) as made:
         model = to_openvino(program, openvino)
-    inputs = _inputs_of(program, model)
-    model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
-    return model, EngineCalls(inputs=inputs, orders=tuple(orders)), names_in(made)
+    calls = EngineCalls(inputs=_inputs_of(program, model), orders=output_orders(program))
+    return _with_sizes_and_layouts(program, model, calls, openvino), calls, names_in(made)
 
 
 def int8_model(captured: Captured) -> tuple[Model, NodeNames]:
@@ -239,11 +237,7 @@ def _inputs_of(program: ExportedProgram, model: Model) -> tuple[int, ...]:
 
 
 def _with_sizes_and_layouts(
-    program: ExportedProgram,
-    model: Model,
-    inputs: tuple[int, ...],
-    orders: Sequence[Sequence[int] | None],
-    openvino: ModuleType,
+    program: ExportedProgram, model: Model, calls: EngineCalls, openvino: ModuleType
 ) -> Model:
     """The model for the program's sizes, with outputs of its dtypes and in eager's order of dims in
     memory.
@@ -253,13 +247,13 @@ def _with_sizes_and_layouts(
 
     values = values_named(program, program.graph_signature.user_inputs)
     sizes = {}
-    for position, index in enumerate(inputs):
+    for position, index in enumerate(calls.inputs):
         dims = [_dimension(size, program, openvino) for size in values[index].shape]
         sizes[position] = openvino.PartialShape(dims)
     model.reshape(sizes)
     names, results = program.graph_signature.user_outputs, []
     by_name = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
-    for name, order, value in zip(names, orders, values_named(program, names), strict=True):
+    for name, order, value in zip(names, calls.orders, values_named(program, names), strict=True):
         port = by_name[name].input_value(0)
         dtype = types[str(value.dtype)]
         if port.get_element_type() != dtype:
@@ -314,8 +308,7 @@ def _save(
                     1 << 24,
                 )
             archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
-            calls_text = json.dumps(encode(calls))
-            archive.writestr(zipfile.ZipInfo(CALLS_FILE), calls_text)
+            archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
 
 
 def _operators(model: Model) -> Counter[str]:

@@ -149,7 +149,7 @@ def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
         value = min(max(value, item.indices[0]), item.indices[1])
     elif item.dtype == "bool" or is_mask(item):
         value = int(value > 0)
-    elif example.dtype.is_floating_point or example.dtype.is_complex:
+    elif example.dtype.is_floating_point:
         limits = torch.finfo(example.dtype)
         return torch.full_like(example, min(max(5.0 * value, limits.min), limits.max))
     else:

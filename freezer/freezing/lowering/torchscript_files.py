@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.jit import ScriptModule
 
 from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
@@ -31,12 +30,9 @@ from freezer.runtime.tensors import identity_of, named_tensors, tensors_bytes
 SUFFIX = ".pt"
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@torchscript_deprecations_silenced()
+@torch.no_grad()
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Write a TorchScript file; with `freeze`, weights become constants, and with
     `optimize_numerics`, batch norms are folded.
 
@@ -47,15 +43,14 @@ def build(
         BuildError: torch.jit.freeze or save fails, or the graph lacks a name to preserve (code
             CP-PRESERVE).
     """
-    with torchscript_deprecations_silenced(), torch.no_grad():
-        before = captured.program
-        if getattr(before, "training", True):  # a module that was frozen before has no mode
-            before = before.eval()
-        _check_kept(before, captured.preserve, captured.name)
-        try:
-            return _build(captured, before, path, settings)
-        except RuntimeError as error:
-            raise BuildError(f"torchscript: {sentence(error, 'script')}") from error
+    before = captured.program
+    if getattr(before, "training", True):  # a module that was frozen before has no mode
+        before = before.eval()
+    _check_kept(before, captured.preserve, captured.name)
+    try:
+        return _build(captured, before, path, settings)
+    except RuntimeError as error:
+        raise BuildError(f"torchscript: {sentence(error, 'script')}") from error
 
 
 def _build(
@@ -121,20 +116,20 @@ def _operators(module: Any, methods: Sequence[str]) -> Counter[str]:
 def _report(captured: Captured) -> FreezingReport:
     """Report a module that is stored as captured."""
     methods, program = _methods(captured), captured.program
-    preserved = [
+    preserved = tuple(
         PreservedName(
             name=captured.source_name(name),
             kind="method" if name in methods else "attribute",
             why="requested",
         )
         for name in captured.preserve
-    ]
+    )
     ops = _operators(program, methods)
     notes = (stored_as_captured(len(dict(named_tensors(program)))),)
     return FreezingReport(
         ops_before=ops,
         ops_after=ops,
-        preserved=tuple(preserved),
+        preserved=preserved,
         notes=notes,
     )
 
@@ -144,8 +139,8 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
     the payload's.
     """
     tensors = dict(named_tensors(captured.program))
-    constants: dict[str, Tensor] = {}
-    kept: list[KeptTensor] = []
+    constants = {}
+    kept = []
     for name, tensor in tensors.items():
         if _has(after, name):
             is_requested = any(f"{name}.".startswith(f"{each}.") for each in captured.preserve)

@@ -78,12 +78,10 @@ replaced ones.
 """
 
 
-def build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+@build_errors("inductor")
+@torch.no_grad()
+@torchscript_deprecations_silenced()
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Compile a package for the target's device class and thread count. Requires a C++ compiler.
 
     The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the
@@ -94,37 +92,22 @@ def build(
             set than the class's; or Inductor fails.
         LeakError: the package has instructions outside the device class.
     """
-    with build_errors("inductor"), torch.no_grad(), torchscript_deprecations_silenced():
-        check_stateless(captured)
-        return _build(captured, path, target, settings)
-
-
-def _build(
-    captured: Captured,
-    path: Path,
-    target: Target,
-    settings: Settings,
-) -> Lowered:
+    check_stateless(captured)
     size_mb = program_bytes(captured.program) / 1e6
     beside = size_mb > settings["weights_beside_above_mb"] and target.device.type == "cpu"
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
-    computes = settings.get("computes", FLOAT32)
-    dtypes = {*program_dtypes(captured.program), *filter(None, [PACKED.get(computes)])}
+    watched = Watched(captured, settings.get("computes", FLOAT32), beside=beside)
+    dtypes = {*program_dtypes(captured.program), *filter(None, [PACKED.get(watched.computes)])}
     layouts = packed_layouts(target, dtypes) if packs else {}
-    report = report_before(captured)
-    watched = Watched(captured, computes, beside=beside)
-    phases_s = Phases()
+    report, phases_s = report_before(captured), Phases()
     with own_cache(path.parent) as cache:
         with timed(phases_s, "compile"):
             files = compile_program(captured, target, settings, cache, watched)
-        if computes != FLOAT32:
+        if watched.computes != FLOAT32:
             report = with_precisions(report, settings, watched.products, captured.exact)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
-            from torch.export.pt2_archive._package import package_pt2
-
-            extra = {TABLE: watched.table} if beside else None
-            package_pt2(str(path), aoti_files=files, extra_files=extra)
+            write_package(path, files, watched.table)
         with timed(phases_s, "instructions"):
             instructions = check_package(path, cache, target.device_class)
     stored = "beside the shared library" if beside else "in the shared library"
@@ -138,6 +121,15 @@ def _build(
     )
     texts = {GRAPH: shortened(watched.graph), CODE: watched.code}
     return Lowered(report=report, texts=texts, layouts=layouts)
+
+
+def write_package(path: Path, files: list[Any], table: str = "") -> None:
+    """Write a package of compiled files, with the table of the weights beside the library, if that
+    has one.
+    """
+    from torch.export.pt2_archive._package import package_pt2
+
+    package_pt2(str(path), aoti_files=files, extra_files={TABLE: table} if table else None)
 
 
 def compile_program(
@@ -303,7 +295,7 @@ def _changed_by_program() -> dict[str, object]:
     """The settings that a program has changed, with torch's defaults as values."""
     from torch._inductor import config as inductor
 
-    entries: Mapping[str, Any] = inductor._config
+    entries = inductor._config
     values = inductor.get_config_copy()  # torch's own record keeps what builds have put back
     return {
         name: entry.default
@@ -322,7 +314,7 @@ def known(config: Mapping[str, object]) -> dict[str, object]:
 
 def _tensors_in(graph: Graph) -> list[Tensor]:
     """The tensors that a graph reads, and those of nested graphs."""
-    tensors: list[Tensor] = []
+    tensors = []
     for node in graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(graph.owning_module)
         if isinstance(value, Tensor):

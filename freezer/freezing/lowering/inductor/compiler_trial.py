@@ -9,7 +9,6 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from freezer.errors import BuildError
@@ -57,8 +56,7 @@ def try_compiler(device_class: DeviceClass, config: Mapping[str, object]) -> Non
         source = Path(folder, "trial.cpp")
         source.write_text(PROGRAM)
         isa = cpu_vec_isa.pick_vec_isa()
-        command: dict[str, Any] = {"aot_mode": True, "device_type": "cpu", "vec_isa": isa}
-        options = cpp_builder.CppTorchDeviceOptions(**command)
+        options = cpp_builder.CppTorchDeviceOptions(aot_mode=True, device_type="cpu", vec_isa=isa)
         cpp_builder.CppBuilder(
             name="trial",
             sources=str(source),

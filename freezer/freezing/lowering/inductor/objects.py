@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -84,7 +83,7 @@ def weights_table(graph: Any) -> str:
     """The table that the loader reads: the constants of Inductor's GraphLowering in the order and
     at the positions of its file.
     """
-    entries: list[dict[str, object]] = []
+    entries = []
     position = 0
     for name in graph.constants:
         if name in graph.folded_constants:
@@ -127,7 +126,11 @@ def reused_objects(cache: Path) -> Iterator[None]:
         if source.suffix != ".cpp" or target.suffix != ".o":
             original(builder)
             return
-        compile_it = partial(_compile, original, builder, command)
+
+        def compile_it() -> None:
+            with mock.patch.object(builder, "get_command_line", return_value=command):
+                original(builder)
+
         if folder is None:
             compile_it()
             return
@@ -146,11 +149,6 @@ def reused_objects(cache: Path) -> Iterator[None]:
 
     with mock.patch.object(cpp_builder.CppBuilder, "build", build):
         yield
-
-
-def _compile(original: Any, builder: Any, command: str) -> None:
-    with mock.patch.object(builder, "get_command_line", return_value=command):
-        original(builder)
 
 
 def _read(stored: Path) -> bytes | None:

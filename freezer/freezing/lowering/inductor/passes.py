@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.inductor.compilation import (
     Watched,
     compile_program,
+    write_package,
 )
 from freezer.freezing.lowering.inductor.torch_patches import own_cache
 from freezer.freezing.recipes import Settings
@@ -24,8 +26,6 @@ from freezer.freezing.target import Target
 from freezer.runtime.loaders import LOADERS
 
 DECOMPOSITION = "decomposition"
-FOLDING = "constant folding"
-FOLD = "conv-batchnorm fold"
 _PATTERNS = ("matrix fusion", "weight packing", "further patterns")
 """Stages of freezing; others have torch's name of the pass."""
 
@@ -59,7 +59,7 @@ class _Recorded(Watched):
 
     def record(self, name: str, graph: Graph) -> None:
         """Keep a copy of a graph if it changed."""
-        module: Any = graph.owning_module
+        module = graph.owning_module
         if module is None or not (self.stages or name == DECOMPOSITION):
             return
         text = _text(graph)
@@ -67,7 +67,7 @@ class _Recorded(Watched):
             self._last = text
             again = sum(stage.startswith(name) for stage, _ in self.stages)
             name = f"{name} {again + 1}" if again else name
-            self.stages.append((name, GraphModule(module, _copied(graph))))
+            self.stages.append((name, GraphModule(module, deepcopy(graph))))
 
 
 def _text(graph: Graph) -> str:
@@ -137,23 +137,13 @@ def run_with_outputs(
     Returns:
         The outputs, and the results of those nodes.
     """
-    from torch.export.pt2_archive._package import package_pt2
-
     with own_cache(folder) as cache, torch.no_grad():
-        extended = _Extended(captured, choose)
-        files = compile_program(captured, target, settings, cache, extended)
+        files = compile_program(captured, target, settings, cache, _Extended(captured, choose))
         package = folder / "explained.pt2"
-        package_pt2(str(package), aoti_files=files)
+        write_package(package, files)
         run = LOADERS["inductor"](package, settings)
         results: list[Tensor] = run(*(tensor.clone() for tensor in inputs))
     return results
-
-
-def _copied(graph: Graph) -> Graph:
-    copied = Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    copied.output_node().meta = dict(graph.output_node().meta)
-    return copied
 
 
 @contextlib.contextmanager
@@ -164,21 +154,21 @@ def _observed(recorded: _Recorded) -> Iterator[None]:
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
     names = dict(zip(map(id, freezing_patterns.pass_patterns), _PATTERNS, strict=False))
-    names[id(freezing_patterns.binary_folding_pass)] = FOLD
+    names[id(freezing_patterns.binary_folding_pass)] = "conv-batchnorm fold"
     run_pass = GraphTransformObserver.apply_graph_pass
     apply = pattern_matcher.PatternMatcherPass.apply
-    fold: Callable[[GraphModule], None] = freezing.constant_fold
+    fold = freezing.constant_fold
 
     def applied(patterns: Any, graph: Any) -> Any:
         result = apply(patterns, graph)
-        changed: Graph = getattr(graph, "graph", graph)
+        changed = getattr(graph, "graph", graph)
         if id(patterns) in names:
             recorded.record(names[id(patterns)], changed)
         return result
 
     def folded(module: GraphModule, *args: Any) -> None:
         fold(module, *args)
-        recorded.record(FOLDING, module.graph)
+        recorded.record("constant folding", module.graph)
 
     def observed(observer: Any, change: Callable[[Graph], Any]) -> Any:
         result = run_pass(observer, change)

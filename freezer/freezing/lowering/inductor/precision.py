@@ -45,7 +45,7 @@ def in_precision(module: GraphModule, precision: str, captured: Captured) -> Gra
 def _cast_outputs(module: GraphModule) -> None:
     """Return each output in the dtype of the program, which autocast changes."""
     output: Any = module.graph.output_node()
-    results: list[Any] = []
+    results = []
     with module.graph.inserting_before(output):
         for node in output.args[0]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None

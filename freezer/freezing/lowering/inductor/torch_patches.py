@@ -27,13 +27,14 @@ _MKLDNN_PASSES = (
 )
 """Modules whose patterns pack weights."""
 
-_X86_VECTORS = (
+_VECTORS = (
     ("amx_tile", "VecAMX"),
     ("avx512_vnni", "VecAVX512VNNI"),
     ("avx512f", "VecAVX512"),
     ("avx2", "VecAVX2"),
+    ("sve", "VecSVE"),
+    ("asimd", "VecNEON"),
 )
-_ARM_VECTORS = (("sve", "VecSVE"), ("asimd", "VecNEON"))
 """CPU features, the best first, and Inductor's names of their vectors."""
 
 _WIDE = 512
@@ -70,8 +71,7 @@ def _vectors(device_class: DeviceClass) -> Any:
     """
     from torch._inductor import cpu_vec_isa
 
-    names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
-    name = next(name for feature, name in names if feature in device_class.features)
+    name = next(name for feature, name in _VECTORS if feature in device_class.features)
     base: Any = getattr(cpu_vec_isa, name)
     if name == "VecSVE":
         return base(device_class.sve_bits)
@@ -84,8 +84,7 @@ def _vectors(device_class: DeviceClass) -> Any:
 
         def build_arch_flags(self) -> str:
             # of two -march the compiler takes the last
-            march = f"-march={device_class.march}"
-            return " ".join((march, own._arch_flags, *device_class.flags))
+            return " ".join((f"-march={device_class.march}", own._arch_flags, *device_class.flags))
 
         def is_avx512_bf16_supported(self) -> bool:
             return "avx512_bf16" in device_class.features
