@@ -123,7 +123,7 @@ def read_holder(store: Store, campaign: str) -> Holder | None:
     with a damaged one.
 
     Raises:
-        OSError: the lease cannot be read.
+        StoreUnreachableError: the lease cannot be read.
     """
     path = lease_path(campaign)
     try:
@@ -131,6 +131,10 @@ def read_holder(store: Store, campaign: str) -> Holder | None:
         return read_record(Holder, content, origin=path)
     except (FileNotFoundError, IntegrityError):
         return None
+    except OSError as error:
+        raise StoreUnreachableError(
+            f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
+        ) from error
 
 
 def living_holder(store: Store, campaign: str, notify: Note = lambda _: None) -> Holder | None:
@@ -142,7 +146,7 @@ def living_holder(store: Store, campaign: str, notify: Note = lambda _: None) ->
         notify: takes messages about the wait.
 
     Raises:
-        OSError: the lease cannot be read.
+        StoreUnreachableError: the lease cannot be read.
     """
     first = read_holder(store, campaign)
     if first is None or first.is_dead():
@@ -216,7 +220,7 @@ def campaign_lock(store: Store, campaign: str, notify: Note = lambda _: None) ->
                     raise _running(campaign, folder, read_holder(store, campaign))
         except OSError as error:
             raise StoreUnreachableError(
-                f"the lease of {campaign!r} in {store.uri} cannot be read or written: {error}"
+                f"the lease of {campaign!r} in {store.uri} cannot be written: {error}"
             ) from error
         with lease:
             yield lease
@@ -284,7 +288,7 @@ class Lease:
         """Stop the heartbeats, and remove the lease if this process still holds it."""
         self._ended.set()
         self._thread.join(2 * POLL_S + sum(WAITS_S))  # longer only if the disk fails
-        with suppress(OSError):
+        with suppress(OSError, StoreUnreachableError):
             if self.is_held():
                 retried(lambda: self._store.files.remove(lease_path(self._campaign)))
 
@@ -301,11 +305,7 @@ class Lease:
             LeaseLostError: another driver has taken over.
             StoreUnreachableError: the lease cannot be read.
         """
-        try:
-            holder = read_holder(self._store, self._campaign)
-        except OSError as error:
-            where = f"{self._campaign!r} in {self._store.uri}"
-            raise StoreUnreachableError(f"the lease of {where} cannot be read: {error}") from error
+        holder = read_holder(self._store, self._campaign)
         if holder is None or holder.token != self._holder.token:
             taker = f"by {holder.who}" if holder else "and given back"
             raise LeaseLostError(
@@ -334,7 +334,7 @@ class Lease:
         A full disk does not stop them.
         """
         while not self._ended.wait(HEARTBEAT_S):
-            with suppress(OSError):
+            with suppress(OSError, StoreUnreachableError):
                 if not self.is_held():
                     return
                 beat = self._holder.beat + 1

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from freezer.codec import Json, frozen
-from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
+from freezer.errors import INFRASTRUCTURE
 from freezer.store import Store
 from pipeline.catalog import PYTHON
 from pipeline.ledger import (
@@ -178,13 +178,8 @@ def driver_of(
 ) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
     refuse_registry(store.uri)
-    try:
-        holder = read_holder(store, campaign)
-        living = living_holder(store, campaign, note)
-    except OSError as error:
-        raise StoreUnreachableError(
-            f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
-        ) from error
+    holder = read_holder(store, campaign)
+    living = living_holder(store, campaign, note)
     return living or holder, living is not None
 
 
