@@ -21,9 +21,9 @@ from freezer.files import write_whole
 from pipeline.failures import classify
 from pipeline.records import BuildResult, Failure
 from pipeline.worker.requests import BuildRequest
-from pipeline.worker.sandbox import log_tail
+from pipeline.worker.sandbox import LOG, log_tail
 from pipeline.worker.shared_weights import load_shared
-from pipeline.worker.task_child import LOG, in_child
+from pipeline.worker.task_child import in_child
 from pipeline.workspace import (
     ARCHITECTURE,
     Workplace,

@@ -24,8 +24,9 @@ from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.previous import bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult, summary
+from pipeline.worker.sandbox import LOG
 from pipeline.worker.shared_weights import load_shared
-from pipeline.worker.task_child import LOG, in_child
+from pipeline.worker.task_child import in_child
 from pipeline.workspace import (
     Workplace,
     be_nice,

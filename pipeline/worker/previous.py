@@ -16,7 +16,7 @@ from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.worker.requests import JudgeRequest
 from pipeline.worker.sandbox import run_isolated
-from pipeline.worker.task_child import LOG, bounds_of
+from pipeline.worker.task_child import bounds_of
 from pipeline.workspace import staging_folder, workplace
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def check_portable(store: str, name: str, limits: Limits) -> tuple[str, bool]:
             _difference,
             (folder / "artifact",),
             folder=staging,
-            log=staging / LOG,
             bounds=bounds_of(limits, PORTABLE),
         )
     if end.failure is not None:

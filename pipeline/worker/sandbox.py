@@ -72,6 +72,9 @@ STOPPED = {
 }
 """Message by the limit that a child passed; for memory see `_over_memory`."""
 
+LOG = "child.log"
+"""File of a staging folder with the output of its child."""
+
 _starting = threading.Lock()
 
 
@@ -80,7 +83,6 @@ def run_isolated(
     args: tuple[object, ...],
     *,
     folder: Path,
-    log: Path,
     bounds: Bounds,
     preload: str = "",
 ) -> End:
@@ -90,14 +92,14 @@ def run_isolated(
         function: importable by name, not from the main module; its result must pickle. A generator
             function yields parts.
         args: arguments that pickle.
-        folder: for the child's temporary files.
-        log: file for the child's output.
+        folder: for the child's temporary files, and its output, which is appended to LOG there.
         bounds: its limits.
         preload: a further module to import before the fork, once for all later children.
 
     Raises:
         InfrastructureError: no child could be started.
     """
+    log = folder / LOG
     oom_kills = _oom_kills()
     report = _supervised(pickle.dumps((function, args)), folder, log, bounds, preload)
     starved = _oom_kills() > oom_kills

@@ -38,9 +38,6 @@ from freezer.spec import declared_spec
 _MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use if its entry sets no limit."""
 
-LOG = "child.log"
-"""File of a staging folder with the output of its child."""
-
 TRANSFORMERS = "transformers.modeling_utils"
 """Module that takes 1.3 s to import."""
 
@@ -57,7 +54,6 @@ def in_child(
         child,
         (request, staging, *args),
         folder=staging,
-        log=staging / LOG,
         bounds=bounds_of(request.entry.limits, request.device_class),
         preload=TRANSFORMERS if from_transformers else "",
     )
@@ -122,7 +118,6 @@ def probe(name: str) -> ClassFacts:
             toolchain_of,
             (name,),
             folder=staging,
-            log=staging / LOG,
             bounds=bounds,
         )
     if end.failure is not None:
@@ -203,7 +198,6 @@ def _ask(entries: Sequence[Entry]) -> list[Answer]:
             _answers,
             (entries,),
             folder=folder,
-            log=folder / LOG,
             bounds=bounds_of(Limits(), "portable"),
         )
     if end.failure is not None:

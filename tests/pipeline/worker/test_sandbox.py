@@ -46,7 +46,6 @@ def isolated(
         function,
         args,
         folder=tmp_path / "staging",
-        log=tmp_path / "log",
         bounds=bounds,
         preload=preload,
     )
@@ -102,7 +101,7 @@ def test_result_of_another_process(tmp_path: Path) -> None:
     end = isolated(tmp_path, add, 1, 2)
     assert (end.value[0], end.failure) == (3, None)
     assert end.value[1] != os.getpid()
-    assert (tmp_path / "log").read_text() == "adding\n"
+    assert (tmp_path / "staging" / "child.log").read_text() == "adding\n"
     assert 0 < end.wall_s < FIRST_START_S
 
 
@@ -132,7 +131,7 @@ def test_failures_are_typed(
 
 
 def test_failed_supervisor_is_not_a_crash(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
+    (tmp_path / "staging" / "child.log").mkdir(parents=True)
     failure = failed(tmp_path, add, 1, 2)
     assert (failure.kind, failure.code) == ("infrastructure", "CP-INFRASTRUCTURE")
     assert "[Errno 21] Is a directory: " in failure.message
@@ -183,7 +182,7 @@ sandbox.PRELOAD = ["slow_to_import"]
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     bounds = Bounds(timeout_s=3, memory_bytes=4 * 10**9)
-    given = {"folder": folder, "log": folder / "log", "bounds": bounds}
+    given = {"folder": folder, "bounds": bounds}
     try:
         end = sandbox.run_isolated(limits, (), **given)
         print(end.failure is None and end.wall_s < 3)
@@ -261,7 +260,7 @@ def test_fork_bomb_is_stopped(tmp_path: Path) -> None:
 def test_endless_output_is_stopped(tmp_path: Path) -> None:
     failure = failed(tmp_path, faults.talk)
     assert failure.kind == "output"
-    assert (tmp_path / "log").stat().st_size == LOG_LIMIT_BYTES
+    assert (tmp_path / "staging" / "child.log").stat().st_size == LOG_LIMIT_BYTES
     assert len(failure.log_tail) <= 20_000
 
 
@@ -290,7 +289,7 @@ sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     bounds = Bounds(timeout_s=60, memory_bytes=4 * 10**9)
-    given = {"folder": folder, "log": folder / "log", "bounds": bounds}
+    given = {"folder": folder, "bounds": bounds}
     run_isolated(faults.detach, (str(folder / "pids"), "hang"), **given)
 """
 
