@@ -58,13 +58,10 @@ SLUG = "^[a-z0-9]+([._-][a-z0-9]+)*$"
 _EXPECTED = {
     "string_type": "a text; put it in quotes",
     "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
     "bool_type": "true or false",
     "tuple_type": "a list: [...]",
     "dict_type": "a mapping: {...}",
     "model_type": "a mapping of fields",
-    "finite_number": "a finite number",
     "too_short": "at least one; remove the field to use the default",
     IDENTIFIER: "the name of a method that takes nothing",
     DOTTED: "an attribute or method, or one of a submodule: sub.attr",
@@ -74,7 +71,7 @@ _EXPECTED = {
 }
 """What is expected, by pattern or by pydantic's type of the error."""
 
-_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+_BOUNDS = {"ge": "of at least", "lt": "below"}
 
 
 def field_error(details: ErrorDetails, names: Collection[str]) -> FieldError:
