@@ -240,9 +240,9 @@ def replay(
     tracking_uri: str,
     campaign: str | None,
     *,
-    mode: ArtifactMode = "copy",
-    page: Page | None = None,
-    say: Note = print,
+    mode: ArtifactMode,
+    page: Page,
+    say: Note,
 ) -> list[str]:
     """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first;
     return errors, one sentence each.
@@ -252,7 +252,8 @@ def replay(
         tracking_uri: URI of MLflow.
         campaign: name of the campaign; None means all that are not running.
         mode: whether MLflow stores whole artifacts, or references.
-        page: makes the report of a campaign; None for none.
+        page: makes the report of a campaign.
+        say: takes messages about the campaigns.
 
     Raises:
         UsageError: the store has no such campaign; the message lists existing ones.
@@ -260,15 +261,17 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
-    replayed = partial(_replay_one, store, tracking_uri, mode=mode, page=page, say=say)
+    names = history.campaigns()
     if campaign is not None:
         history.record(campaign)
-        return replayed(campaign).failures
+        names = [campaign]
     failures = []
-    for name in history.campaigns():
+    for name in names:
         try:
-            tracker = replayed(name)
+            tracker = _replay_one(store, tracking_uri, name, mode=mode, page=page, say=say)
         except InfrastructureError as error:
+            if campaign is not None:
+                raise
             say(f"campaign {name} is skipped: {error}")
             continue
         failures += tracker.failures
@@ -283,7 +286,7 @@ def _replay_one(
     campaign: str,
     *,
     mode: ArtifactMode,
-    page: Page | None,
+    page: Page,
     say: Note,
 ) -> Tracker:
     with campaign_lock(store, campaign, say):
@@ -302,7 +305,7 @@ def _replay_one(
             ended = max([record.started, *(item.time for item in members)])
             record = replace(record, finished=ended, exit_code=INTERRUPTED, interrupted=True)
         outcomes = [*(item.outcome for item in members), *record.problems]
-        tracker.finish(outcomes, record, page(store, campaign) if page else b"")
+        tracker.finish(outcomes, record, page(store, campaign))
     say(f"campaign {campaign}: MLflow shows {tracker.num_logged} outcomes")
     for line in (*tracker.notes, *tracker.failures):
         say(line)
