@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -77,12 +77,9 @@ class MachineShare:
 @contextmanager
 def computing() -> Iterator[None]:
     """Hold a share of the machine's time; wait for it while a judge measures."""
-    share = MachineShare()
-    try:
+    with closing(MachineShare()) as share:
         share.take(wait=True)
         yield
-    finally:
-        share.close()
 
 
 def is_measured() -> bool:

@@ -169,12 +169,15 @@ class Workplace:
             for name, marked in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)
-                self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name, marked["size_bytes"])
-                verify_file(
-                    partial / name,
-                    digest=marked["digest"],
-                    size_bytes=marked["size_bytes"],
-                )
+                path, size_bytes = f"{WORK}/{kind}/{key}/{name}", marked["size_bytes"]
+                try:
+                    with self._reaching():
+                        self.remote.fetch(path, partial / name, size_bytes)
+                except FileNotFoundError:
+                    raise IntegrityError(
+                        f"{self.remote.where(path)} is missing, but its marker names it"
+                    ) from None
+                verify_file(partial / name, digest=marked["digest"], size_bytes=size_bytes)
             partial.chmod(0o755)
             move_whole(partial, dest)
         return True
@@ -225,21 +228,6 @@ class Workplace:
             where = self.remote.where(path)
             raise IntegrityError(f"{where} is damaged ({error}); delete it") from None
         return files
-
-    def _fetch(
-        self,
-        path: str,
-        dest: Path,
-        limit_bytes: int,
-    ) -> None:
-        assert self.remote is not None
-        try:
-            with self._reaching():
-                self.remote.fetch(path, dest, limit_bytes)
-        except FileNotFoundError:
-            raise IntegrityError(
-                f"{self.remote.where(path)} is missing, but its marker names it"
-            ) from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
