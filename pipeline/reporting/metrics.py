@@ -127,7 +127,6 @@ class CampaignMetrics(Display):
     def observe(self, look: Callable[[], LiveFigures]) -> None:
         """Read nodes and MLflow's backlog from now on."""
         self._look = look
-        self._display.observe(look)
 
     def show(self, event: Event) -> None:
         """Count an event."""
@@ -163,19 +162,16 @@ class CampaignMetrics(Display):
         yield self._gauges(
             "coldpress_nodes", "Nodes that the campaign uses.", "device_class", figures.nodes
         )
+        labels = ["campaign"]
         backlog = GaugeMetricFamily(
-            "coldpress_mlflow_backlog",
-            "Final outcomes that MLflow lacks.",
-            labels=["campaign"],
+            "coldpress_mlflow_backlog", "Final outcomes that MLflow lacks.", labels=labels
         )
-        backlog.add_metric([self._campaign], figures.num_unlogged)
         logged = CounterMetricFamily(
-            "coldpress_mlflow_logged",
-            "Final outcomes that MLflow shows.",
-            labels=["campaign"],
+            "coldpress_mlflow_logged", "Final outcomes that MLflow shows.", labels=labels
         )
-        logged.add_metric([self._campaign], figures.num_logged)
-        yield from (backlog, logged)
+        for family, number in ((backlog, figures.num_unlogged), (logged, figures.num_logged)):
+            family.add_metric([self._campaign], number)
+            yield family
 
     def _count(self, outcome: Outcome) -> None:
         self._outcomes.labels(self._campaign, outcome.verdict, str(outcome.cached).lower()).inc()
