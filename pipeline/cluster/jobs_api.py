@@ -260,7 +260,7 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
 def _job(details: Any) -> Job:
     return Job(
         id=str(details.submission_id),
-        status=str(getattr(details.status, "value", details.status)),
+        status=str(details.status),
         message=str(details.message or ""),
         exit_code=details.driver_exit_code,
     )
