@@ -274,8 +274,7 @@ def _earlier_speed(session: Session, manifest: Manifest) -> LatencyRecord | None
 
 def _inheriting(judgement: Judgement, trial: Trial, speed: LatencyRecord) -> Judgement:
     assert speed.speedup is not None, "the speed was measured"
-    assert speed.speedup_ci is not None, "the speed was measured"
-    low, high = speed.speedup_ci
+    low, high = speed.speedup_ci or (speed.speedup, speed.speedup)
     faster = Speedup(value=speed.speedup, low=low, high=high, clock="inherited")
     timed = replace(trial, speedup=faster, latency_ms=recorded(speed.ms))
     text = (
