@@ -94,7 +94,7 @@ def read_held_out(
     accuracy: Accuracy,
     spec: InputSpec,
     find: Callable[[str], Metric] = resolve_name,
-    num_apart: int | None = None,
+    num_apart: int = 0,
 ) -> HeldOut:
     """Read and split the samples of a budget; repetitions of a sample count once.
 
@@ -103,13 +103,10 @@ def read_held_out(
         num_apart: how an artifact's samples were split.
 
     Raises:
-        SpecError: the file does not fit the spec (code CP-SAMPLES), lacks the labels, or has too
-            few samples (code CP-ACCURACY).
+        SpecError: the file does not fit (CP-SAMPLES), lacks labels or is too short (CP-ACCURACY).
     """
     if accuracy.samples is None:
-        point, seeds = spec.first_point(), range(2000, 2000 + NUM_GENERATED)
-        made = [(generate_at(spec, point, seed=seed), None) for seed in seeds]
-        return HeldOut(accuracy=accuracy, samples=tuple(made), num_apart=0, digest="")
+        return HeldOut(accuracy=accuracy, samples=_generated(spec), num_apart=0, digest="")
     path = Path(accuracy.samples)
     sets = read_samples(path)
     labels = [tensors.get(accuracy.labels or "") for tensors in sets]
@@ -133,6 +130,11 @@ def read_held_out(
         digest=digest_file(path),
         metric=find(accuracy.metric) if accuracy.metric else None,
     )
+
+
+def _generated(spec: InputSpec) -> Samples:
+    point, seeds = spec.first_point(), range(2000, 2000 + NUM_GENERATED)
+    return tuple((generate_at(spec, point, seed=seed), None) for seed in seeds)
 
 
 def _rows(

@@ -248,17 +248,14 @@ def replay(
     return errors, one sentence each.
 
     Args:
-        store: store of the campaigns; its ledger is only read.
-        tracking_uri: URI of MLflow.
+        store, tracking_uri: of the campaigns, whose ledger is only read, and of MLflow.
         campaign: name of the campaign; None means all that are not running.
         mode: whether MLflow stores whole artifacts, or references.
-        page: makes the report of a campaign.
-        say: takes messages about the campaigns.
+        page, say: make the report of a campaign, and take messages.
 
     Raises:
         UsageError: the store has no such campaign; the message lists existing ones.
-        InfrastructureError: the campaign is running.
-        StoreUnreachableError: the store or its ledger cannot be read.
+        InfrastructureError, StoreUnreachableError: it is running, or the ledger cannot be read.
     """
     history = History(store)
     names = history.campaigns()
