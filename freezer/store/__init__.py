@@ -11,7 +11,6 @@ from freezer.store.bucket import (
     RemoteFiles,
 )
 from freezer.store.copying import (
-    Copied,
     Form,
     copy_version,
     references,
@@ -36,14 +35,12 @@ from freezer.store.local_files import (
     one_spelling,
 )
 from freezer.store.oci_layout import (
-    INDEX,
     Descriptor,
 )
 from freezer.store.publication import (
     CANARY,
     HOOK,
     Move,
-    Notes,
     announce,
     in_share,
     user_name,
@@ -57,20 +54,17 @@ from freezer.store.versions import (
 __all__ = [
     "CANARY",
     "HOOK",
-    "INDEX",
     "LATEST",
     "MARKS",
     "NAME",
     "WORK",
     "Cleaning",
-    "Copied",
     "Descriptor",
     "Form",
     "Garbage",
     "ListedVersion",
     "LocalFiles",
     "Move",
-    "Notes",
     "RemoteFiles",
     "Store",
     "Version",

@@ -201,7 +201,7 @@ class RemoteFiles:
         Lists all objects: Google lists no folders.
         """
         folders = []
-        for path in self._listed("", recursive=True):
+        for path in self.sizes(""):
             folder, _, rest = path.partition("/")
             if rest == name:
                 folders.append(folder)
@@ -209,14 +209,12 @@ class RemoteFiles:
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects in a folder."""
-        return list(self._listed(folder))
+        return list(self.sizes(folder, recursive=False))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of all objects below a folder, by path relative to it."""
-        return self._listed(folder, recursive=True)
-
-    def _listed(self, folder: str, *, recursive: bool = False) -> dict[str, int]:
-        """Bytes of the objects below a folder, by path relative to it."""
+    def sizes(self, folder: str, *, recursive: bool = True) -> dict[str, int]:
+        """Bytes of all objects below a folder, by path relative to it; if not `recursive`, of those
+        in it.
+        """
         from pyarrow.fs import FileSelector
 
         base = self._at(folder).rstrip("/")

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -32,7 +32,6 @@ from freezer.store.oci_layout import (
     DEVICE_CLASS,
     MEDIA_CONFIG,
     MEDIA_IMAGE,
-    MEDIA_INDEX,
     TITLE,
     Descriptor,
     Layout,
@@ -98,11 +97,9 @@ def modelpack(
         "config": _settings(manifest),
         "modelfs": {"type": "layers", "diffIds": [layer.digest for layer in layers]},
     }
-    return _write_manifest(
-        layout,
+    return layout.write_manifest(
         OciImage(config=layout.write_json(config, MODELPACK_CONFIG), layers=tuple(layers)),
-        artifact_type=MODELPACK,
-        annotations={DEVICE_CLASS: image.device_class},
+        {"artifactType": MODELPACK, "annotations": {DEVICE_CLASS: image.device_class}},
     )
 
 
@@ -150,7 +147,7 @@ def image_form(
             config=layout.write_json(config, MEDIA_CONFIG),
             layers=tuple(layers),
         )
-        descriptor = _write_manifest(layout, image, annotations=annotations)
+        descriptor = layout.write_manifest(image, {"annotations": annotations})
         written.append(replace(descriptor, annotations=annotations, platform=platform))
     return tuple(written)
 
@@ -166,9 +163,7 @@ def _layers(artifact: Artifact) -> list[list[str]]:
 
 def write_index(layout: Layout, manifests: Iterable[Descriptor]) -> Descriptor:
     """Write an index without annotations, and return its descriptor."""
-    content = encode(OciIndex(manifests=tuple(manifests)))
-    index = {"schemaVersion": 2, "mediaType": MEDIA_INDEX, **content}
-    return layout.write_json(index, MEDIA_INDEX)
+    return layout.write_manifest(OciIndex(manifests=tuple(manifests)), {})
 
 
 def write_tar(tar: Path, folder: Path, paths: Iterable[str]) -> None:
@@ -212,16 +207,18 @@ def write_bundle(
         "dev.sigstore.bundle.content": "dsse-envelope",
         "dev.sigstore.bundle.predicateType": PREDICATE,
     }
-    manifest = _write_manifest(
-        layout,
+    subject = Descriptor(
+        media_type=MEDIA_IMAGE,
+        digest=image.digest,
+        size_bytes=image.size_bytes,
+    )
+    manifest = layout.write_manifest(
         content,
-        artifact_type=MEDIA_BUNDLE,
-        annotations=annotations,
-        subject=Descriptor(
-            media_type=MEDIA_IMAGE,
-            digest=image.digest,
-            size_bytes=image.size_bytes,
-        ),
+        {
+            "artifactType": MEDIA_BUNDLE,
+            "annotations": annotations,
+            "subject": encode(subject),
+        },
     )
     new = replace(manifest, artifact_type=MEDIA_BUNDLE, annotations=annotations)
     return write_referrers(layout, image, (new,))
@@ -237,20 +234,3 @@ def write_referrers(
     stored = layout.tags(tag).get(tag)
     known = layout.index(stored).manifests if stored else ()
     return write_index(layout, {each.digest: each for each in (*known, *new)}.values())
-
-
-def _write_manifest(
-    layout: Layout,
-    content: OciImage,
-    *,
-    artifact_type: str = "",
-    annotations: Mapping[str, str],
-    subject: Descriptor | None = None,
-) -> Descriptor:
-    document: dict[str, object] = {"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **encode(content)}
-    document["annotations"] = dict(annotations)
-    if artifact_type:
-        document["artifactType"] = artifact_type
-    if subject is not None:
-        document["subject"] = encode(subject)
-    return layout.write_json(document, MEDIA_IMAGE)

@@ -207,8 +207,10 @@ class _Model:
     def _blobs(self) -> list[Garbage]:
         """The blobs that nothing needs."""
         sizes = self._store.files.sizes(f"{self._model}/blobs/sha256")
-        needed = self._needed() if sizes else set()
-        marks = marks_in(self._store, self._marks) if sizes else {}
+        if not sizes:
+            return []
+        needed = self._needed()
+        marks = marks_in(self._store, self._marks)
         return [
             self._cleaning.found("blobs", name, size, marks.get(name))
             for name, size in sorted(sizes.items())

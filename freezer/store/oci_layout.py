@@ -288,20 +288,13 @@ class Layout:
             layers.append(layer)
         config = self.write_blob(manifest.to_bytes(), MEDIA_MANIFEST)
         annotations = {DEVICE_CLASS: manifest.device_class}
-        image = {
-            "schemaVersion": 2,
-            "mediaType": MEDIA_IMAGE,
-            "artifactType": ARTIFACT_TYPE,
-            "annotations": {**annotations, MODEL: self.model},
-            **encode(OciImage(config=config, layers=tuple(layers))),
-        }
+        written = self.write_manifest(
+            OciImage(config=config, layers=tuple(layers)),
+            {"artifactType": ARTIFACT_TYPE, "annotations": {**annotations, MODEL: self.model}},
+        )
         if manifest.engines:
             annotations[ENGINES] = ",".join(manifest.engines)
-        return replace(
-            self.write_json(image, MEDIA_IMAGE),
-            artifact_type=ARTIFACT_TYPE,
-            annotations=annotations,
-        )
+        return replace(written, artifact_type=ARTIFACT_TYPE, annotations=annotations)
 
     def write_index(
         self,
@@ -317,17 +310,16 @@ class Layout:
             version: number of the version.
             source_key: key of the source of all its artifacts.
         """
+        placed = []
+        for image in images:
+            platforms = platforms_of(image.device_class)
+            placed += [replace(image, platform=platform) for platform in platforms]
+        placed.sort(key=lambda image: image.device_class != PORTABLE)  # clients take the first
         content = OciIndex(
-            manifests=with_platforms(images),
+            manifests=tuple(placed),
             annotations={MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key},
         )
-        index = {
-            "schemaVersion": 2,
-            "mediaType": MEDIA_INDEX,
-            "artifactType": ARTIFACT_TYPE,
-            **encode(content),
-        }
-        return self.write_json(index, MEDIA_INDEX)
+        return self.write_manifest(content, {"artifactType": ARTIFACT_TYPE})
 
     def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
@@ -342,8 +334,7 @@ class Layout:
             config=self.write_json(config, MEDIA_CONFIG),
             layers=tuple(layers),
         )
-        image = {"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **encode(content)}
-        return self.write_json(image, MEDIA_IMAGE)
+        return self.write_manifest(content, {})
 
     def retag(self, changes: Mapping[str, Descriptor | None]) -> None:
         """Set and remove tags, under the model's lock.
@@ -416,6 +407,14 @@ class Layout:
         """Store JSON as a blob, and return its descriptor."""
         return self.write_blob(_json_bytes(data), media_type)
 
+    def write_manifest(
+        self, content: OciImage | OciIndex, further: Mapping[str, Any]
+    ) -> Descriptor:
+        """Store an image manifest or an index with further fields, and return its descriptor."""
+        media_type = MEDIA_INDEX if isinstance(content, OciIndex) else MEDIA_IMAGE
+        document = {"schemaVersion": 2, "mediaType": media_type, **encode(content), **further}
+        return self.write_json(document, media_type)
+
     def path(self, digest: str, media_type: str = "") -> str:
         """The path of a blob in the store's files."""
         return f"{self.model}/{_BLOBS}/{digest.removeprefix('sha256:')}"
@@ -441,18 +440,6 @@ def platforms_of(device_class: str) -> tuple[Mapping[str, str], ...]:
         return amd64, {**amd64, "architecture": "arm64"}
     level = device_class.removeprefix("cpu-x86-64-")
     return ({**amd64, "variant": level} if level in X86_LEVELS else {},)
-
-
-def with_platforms(images: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """The images of an index with their platforms, `portable` first, as generic clients take the
-    first that fits.
-    """
-    placed = []
-    for image in images:
-        platforms = platforms_of(image.device_class)
-        placed += [replace(image, platform=platform) for platform in platforms]
-    placed.sort(key=lambda image: image.device_class != PORTABLE)
-    return tuple(placed)
 
 
 def _json_bytes(data: Mapping[str, Any]) -> bytes:

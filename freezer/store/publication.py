@@ -19,13 +19,13 @@ from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from freezer.artifact import Artifact
+from freezer.artifact import Artifact, Manifest
 from freezer.codec import OMIT_DEFAULT, encode, frozen, read_record
 from freezer.errors import ColdpressError, IntegrityError, UsageError, first_line
 from freezer.files import http_session
 from freezer.hardware import DEVICE_CLASSES, PORTABLE
-from freezer.store.oci_layout import MEDIA_IMAGE, Descriptor, Layout, OciImage
-from freezer.store.versions import LATEST, Version, manifest_of_image, merged, version_of
+from freezer.store.oci_layout import Descriptor, Layout, OciImage
+from freezer.store.versions import LATEST, Version, merged, version_of
 
 if TYPE_CHECKING:
     from freezer.store.artifact_store import Store
@@ -101,8 +101,7 @@ def read_notes(layout: Layout) -> Notes:
 def write_notes(layout: Layout, notes: Notes) -> Descriptor:
     """Write the notes of a model, and return what their tag must name."""
     blob = layout.write_json(encode(notes), _MEDIA_NOTES)
-    image = encode(OciImage(config=blob, layers=(blob,)))
-    return layout.write_json({"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **image}, MEDIA_IMAGE)
+    return layout.write_manifest(OciImage(config=blob, layers=(blob,)), {})
 
 
 def chosen_tag(layout: Layout, tag: str, key: str) -> str:
@@ -174,7 +173,7 @@ def _image(
     for image in same.images_of(manifest.device_class) if same else ():
         known = None
         with suppress(IntegrityError):  # it is lost, and written again
-            known = manifest_of_image(layout, image, origin=image.digest)
+            known = Manifest.from_bytes(layout.artifact_manifest(image), origin=image.digest)
         if known and replace(known, version=manifest.version).to_bytes() == manifest.to_bytes():
             layout.write_files(artifact)
             return image

@@ -159,20 +159,8 @@ def merged(
     """
     replaced = set(decided)
     replaced.update(image.device_class for image in new)
-    images = [image for image in earlier if image.device_class not in replaced]
-    images.extend(new)
-    images.sort(key=lambda image: image.device_class)
-    return tuple(images)
-
-
-def manifest_of_image(
-    layout: Layout,
-    image: Descriptor,
-    *,
-    origin: str,
-) -> Manifest:
-    """The manifest of the artifact in an image."""
-    return Manifest.from_bytes(layout.artifact_manifest(image), origin=origin)
+    kept = [image for image in earlier if image.device_class not in replaced]
+    return tuple(sorted([*kept, *new], key=lambda image: image.device_class))
 
 
 def signature_tag(image: Descriptor) -> str:
