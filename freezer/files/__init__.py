@@ -49,7 +49,6 @@ from freezer.files.download import (
 from freezer.files.registries import (
     OCI,
     Registry,
-    RegistryAddress,
     registry_address,
 )
 from freezer.files.scratch import (
@@ -71,7 +70,6 @@ __all__ = [
     "WAITS_S",
     "Bucket",
     "Registry",
-    "RegistryAddress",
     "RemoteError",
     "artifact_errors",
     "begin_of",

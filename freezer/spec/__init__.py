@@ -11,7 +11,6 @@ from freezer.spec.accuracy import (
     FLOAT32,
     LIMITS,
     METRIC,
-    PRECISIONS,
     SQNR,
     TOP1,
     Accuracy,
@@ -65,10 +64,8 @@ from freezer.spec.parse import (
     declared_spec,
 )
 from freezer.spec.sample_headers import (
-    BAD_SAMPLES,
     COMPLEX128,
     SAFETENSORS,
-    Header,
     Headers,
     as_sets,
     header_of,
@@ -81,7 +78,6 @@ from freezer.spec.sample_headers import (
 
 __all__ = [
     "BAD_ACCURACY",
-    "BAD_SAMPLES",
     "CLOCKS",
     "COMPLEX",
     "COMPLEX128",
@@ -93,7 +89,6 @@ __all__ = [
     "LIMITS",
     "MARKS",
     "METRIC",
-    "PRECISIONS",
     "SAFETENSORS",
     "SQNR",
     "TOP1",
@@ -101,7 +96,6 @@ __all__ = [
     "Clock",
     "ConstantSpec",
     "Dim",
-    "Header",
     "Headers",
     "InputItem",
     "InputSpec",

@@ -5,14 +5,13 @@ Read first: sampling.py.
 """
 
 from freezer.timing.intervals import Rivals
-from freezer.timing.meters import CpuMeter, meter_of
+from freezer.timing.meters import meter_of
 from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup
 from freezer.timing.sampling import policy_for, sample
 from freezer.timing.sharing import alone, brief_waits, share_machine
 
 __all__ = [
     "MIN_SAMPLES",
-    "CpuMeter",
     "Rivals",
     "Sampling",
     "Speedup",

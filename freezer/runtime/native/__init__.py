@@ -22,7 +22,6 @@ from freezer.runtime.native.model import ArrayModel, checked_array, open_arrays
 from freezer.runtime.native.payload import (
     ALIGNMENT,
     TABLE,
-    NativePayload,
     WeightEntry,
     read_package,
     weight_capsule,
@@ -40,7 +39,6 @@ __all__ = [
     "ArrayModel",
     "EngineCalls",
     "EngineOpener",
-    "NativePayload",
     "WeightEntry",
     "checked_array",
     "import_openvino",
