@@ -37,7 +37,7 @@ from freezer.hardware import (
     device_class,
     this_host,
 )
-from freezer.store import LocalFiles, Store, newest_versions
+from freezer.store import Store, newest_versions
 
 Level = Literal["ok", "warning", "error"]
 
@@ -195,7 +195,7 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         return
     try:
         store = Store.open(uri)
-        if store.remote is None and store.registry is None:
+        if store.files.exact:
             next(store.root.iterdir(), None)  # `models` finds none in a forbidden folder
         models = store.models()
     except ColdpressError as error:
@@ -205,18 +205,16 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         yield Finding("store", f"{uri} cannot be read: {error}", "error", _remedy(uri, error))
         return
     text = f"{store.uri}: {len(models)} model{'' if len(models) == 1 else 's'}"
-    if store.registry is not None:
-        yield Finding("store", f"{text}, can be read")
-        yield from _missing_engines(store)
-        return
     try:
-        _probe(store)
+        if store.registry is None:
+            _probe(store)
     except OSError as error:
         text += f", but it cannot be written: {error}; deployments only read, campaigns write"
         remedy = f"df -h {shlex.quote(store.uri)}   # free space, or grant write access"
         yield Finding("store", text, "warning", remedy)
     else:
-        yield Finding("store", f"{text}, can be read and written")
+        written = " and written" if store.registry is None else ""
+        yield Finding("store", f"{text}, can be read{written}")
     yield from _missing_engines(store)
 
 
@@ -234,16 +232,12 @@ def _missing_engines(store: Store) -> Iterator[Finding]:
 
 def _probe(store: Store) -> None:
     """Write and remove a file."""
-    files = store.remote or LocalFiles(store.root)
     name = f".doctor-{uuid.uuid4().hex}"
     try:
-        files.write(name, b"coldpress doctor")
+        store.files.write(name, b"coldpress doctor")
     finally:
         with suppress(OSError):
-            if store.remote is not None:
-                store.remote.remove(name)
-            else:
-                (store.root / name).unlink(missing_ok=True)
+            store.files.remove(name)
 
 
 def _remedy(uri: str, error: Exception) -> str:
