@@ -33,14 +33,6 @@ class Values:
     array: Numbers
     dtype: str
 
-    @classmethod
-    def of(cls, array: Numbers) -> Values:
-        """The values of an array whose dtype torch and numpy have in common."""
-        return cls(
-            array=array,
-            dtype=str(array.dtype),
-        )
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""

@@ -87,7 +87,9 @@ def test_answers_whose_squares_overflow_are_a_problem() -> None:
 
 def test_figures_of_tiny_outputs() -> None:
     tiny = np.array([1e-160, 1e-100])
-    found = distances(Values.of(tiny), Values.of(tiny / 2))[0]
+    r = Values(array=tiny, dtype="float64")
+    c = Values(array=tiny / 2, dtype="float64")
+    found = distances(r, c)[0]
     assert found.sqnr_db == pytest.approx(20 * math.log10(2))
     assert found.cosine == pytest.approx(1)
     assert found.gain == pytest.approx(0.5)
@@ -111,7 +113,7 @@ def test_bounds_with_an_eager_reference(
 
 
 def test_large_outputs_are_compared_in_blocks() -> None:
-    values = Values.of(np.ones((1, 20, 500, 400), np.complex64))
+    values = Values(array=np.ones((1, 20, 500, 400), np.complex64), dtype="complex64")
     tracemalloc.start()
     distances(values, values, values, limits=[100.0])
     structure_problem(values, values)

@@ -74,8 +74,8 @@ def test_reason_names_the_samples_needed() -> None:
 
 
 def test_nan_is_the_worst_answer() -> None:
-    right = Values.of(np.array([[1.0, 2.0]], np.float32))
-    wrong = Values.of(np.array([[np.nan, 2.0]], np.float32))
+    right = Values(array=np.array([[1.0, 2.0]], np.float32), dtype="float32")
+    wrong = Values(array=np.array([[np.nan, 2.0]], np.float32), dtype="float32")
     names = ("top1_agreement", "sqnr_db", "cosine")
     assert set(measures([right], [wrong], names).values()) == {0.0}
     assert measures([right], [right], names) == {
