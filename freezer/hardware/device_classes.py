@@ -281,7 +281,7 @@ _SVE = (
 )
 _SVE2 = (*_SVE, "sb", "flagm2", "frint", "sve2")
 
-DEVICE_CLASSES: Mapping[str, DeviceClass] = {
+DEVICE_CLASSES: dict[str, DeviceClass] = {
     found.name: found
     for found in (
         DeviceClass(name=PORTABLE, kind="portable"),
@@ -362,9 +362,8 @@ def best_level(classes: Collection[str]) -> str | None:
     """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the
     most specific Arm class.
     """
-    arm = [name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64"]
-    for name in (*reversed(_LEVELS), *reversed(arm)):
-        if name in classes:
+    for name, known in reversed(DEVICE_CLASSES.items()):
+        if name in classes and (name in _LEVELS or known.machine == "aarch64"):
             return name
     return None
 
@@ -391,11 +390,9 @@ def auto_classes(classes: Sequence[str], *, precise: bool = False) -> tuple[str,
     """
     level = best_level(classes)
     chosen = [level] if level else []
+    known = [DEVICE_CLASSES[name] for name in classes if name in DEVICE_CLASSES]
     if precise:
-        known = [DEVICE_CLASSES[name] for name in classes if name in DEVICE_CLASSES]
         lesser = {name for each in known for name in each.includes}
         chosen += [each.name for each in known if each.precisions and each.name not in lesser]
-    for name in classes:
-        if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda":
-            chosen.append(name)
+    chosen += [each.name for each in known if each.kind == "cuda"]
     return (*dict.fromkeys(chosen), PORTABLE)

@@ -87,7 +87,7 @@ def this_host() -> Host:
     )
 
 
-def is_emulated(proc: Path = Path("/proc")) -> bool:
+def is_emulated() -> bool:
     """Whether an emulator of user programs runs this process: it shows the program as the
     executable of the process, but itself as that of the thread.
 
@@ -95,7 +95,7 @@ def is_emulated(proc: Path = Path("/proc")) -> bool:
     emulator of whole machines is not detected.
     """
     try:
-        return (proc / "self/exe").readlink() != (proc / "thread-self/exe").readlink()
+        return Path("/proc/self/exe").readlink() != Path("/proc/thread-self/exe").readlink()
     except OSError:
         return False
 
