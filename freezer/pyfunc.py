@@ -173,10 +173,7 @@ def _by_name(
         return {str(name): value for name, value in model_input.items()}
     ranks = {len(spec.shape) for spec in specs.values()}
     if loose and ranks == {1}:
-        named: dict[str, object] = {}
-        for name in model_input.columns:
-            named[str(name)] = model_input[name].to_numpy()
-        return named
+        return {str(name): model_input[name].to_numpy() for name in model_input.columns}
     if len(specs) != 1:
         given = "a DataFrame" if loose else type(model_input).__name__
         shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in specs.values())

@@ -14,7 +14,6 @@ from freezer.artifact import Manifest, Payload
 from freezer.errors import ContractError, Refusal, UsageError
 from freezer.runtime.arrays import widened
 from freezer.spec import (
-    InputItem,
     InputSpec,
     NestedSpec,
     OutputSpec,
@@ -218,11 +217,8 @@ class InputBinding:
     def __init__(self, spec: InputSpec) -> None:
         self.names = tuple(item.name for item in spec.inputs)
         self.tensors = spec.tensors
-        self._items: dict[str, InputItem] = {}
-        self._nested = False
-        for item in spec.items:
-            self._items[item.name] = item
-            self._nested |= isinstance(item, NestedSpec)
+        self._items = {item.name: item for item in spec.items}
+        self._nested = any(isinstance(item, NestedSpec) for item in spec.inputs)
         self._constants = spec.constants
         self._dims = {dim.name: dim for dim in spec.dims}
 

@@ -235,8 +235,7 @@ def _within_length(
     [other] = others
     size = point[other]
     low, high = item.range
-    bounds = (min(low, size), min(high, size))
-    return replace(item, range=bounds)
+    return replace(item, range=(min(low, size), min(high, size)))
 
 
 def distinct_at(
@@ -247,10 +246,8 @@ def distinct_at(
     """Distinct input sets at a point, for timing: those at the point, then others cut or repeated
     to size, then generated ones.
     """
-    at_point = [inputs for inputs in sets if inputs.point == point]
-    elsewhere = [inputs for inputs in sets if inputs.point != point]
     distinct: list[InputSet] = []
-    for inputs in (*at_point, *elsewhere):
+    for inputs in sorted(sets, key=lambda inputs: inputs.point != point):  # those there first
         if len(distinct) == NUM_TIMED_INPUTS:
             return distinct
         resized = resize(inputs, spec, point) if inputs.point != point else inputs

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -283,8 +284,9 @@ def _flatten(
     keys = tuple(fields)
     if kind is dict:
         return OutputStructure(kind="dict", keys=keys, items=items)
-    named = OutputStructure(kind="named", keys=keys, items=items, type_name=name)
-    return dataclasses.replace(named, kind="namedtuple") if isinstance(value, tuple) else named
+    named: Literal["named", "namedtuple"]
+    named = "namedtuple" if isinstance(value, tuple) else "named"
+    return OutputStructure(kind=named, keys=keys, items=items, type_name=name)
 
 
 def _named_fields(
@@ -315,16 +317,10 @@ def output_specs(
     leaves: Sequence[Tensor],
 ) -> tuple[OutputSpec, ...]:
     """Names, dtypes and ranks of the tensors of a result."""
-    specs: list[OutputSpec] = []
-    for name, leaf in zip(_names(structure, ""), leaves, strict=True):
-        specs.append(
-            OutputSpec(
-                name=name,
-                dtype=dtype_name(leaf.dtype),
-                rank=leaf.dim(),
-            )
-        )
-    return tuple(specs)
+    return tuple(
+        OutputSpec(name=name, dtype=dtype_name(leaf.dtype), rank=leaf.dim())
+        for name, leaf in zip(_names(structure, ""), leaves, strict=True)
+    )
 
 
 def _names(

@@ -150,11 +150,7 @@ class InputSpec:
         """The middle and the largest size of every dim, without those among the points that are
         named.
         """
-        points = []
-        for point in (self._middle(), self._largest()):
-            if point not in points and point not in named:
-                points.append(point)
-        return tuple(points)
+        return tuple(distinct((self._middle(), self._largest()), named))
 
     def points(self) -> Iterator[Sizes]:
         """The corner points of all dims, then the middle, without duplicates.
@@ -171,11 +167,7 @@ class InputSpec:
                 corners += [{**middle, name: size} for size in sizes]
         else:
             corners = [dict(zip(ends, sizes, strict=True)) for sizes in product(*ends.values())]
-        distinct = []
-        for point in (*corners, middle):
-            if point not in distinct:
-                distinct.append(point)
-        yield from distinct
+        yield from distinct((*corners, middle))
 
     def _middle(self) -> Sizes:
         """The size of every dim between the least and the largest, by ratio."""
@@ -256,24 +248,19 @@ def all_sizes(spec: InputSpec) -> Points:
 def combinations(spec: InputSpec) -> Points:
     """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
     chosen = random.Random(3)
-    sizes = [dim.sizes for dim in spec.dims]
-    if math.prod(map(len, sizes)) > MAX_COMBINATIONS:
-        return distinct(_random_point(spec, chosen) for _ in range(MAX_COMBINATIONS))
-    names = [dim.name for dim in spec.dims]
-    points = [dict(zip(names, row, strict=True)) for row in product(*sizes)]
+    sizes = {dim.name: dim.sizes for dim in spec.dims}
+    if math.prod(map(len, sizes.values())) > MAX_COMBINATIONS:
+        drawn = []
+        for _ in range(MAX_COMBINATIONS):
+            drawn.append({name: chosen.choice(each) for name, each in sizes.items()})
+        return distinct(drawn)
+    points = [dict(zip(sizes, row, strict=True)) for row in product(*sizes.values())]
     return chosen.sample(points, len(points))
-
-
-def _random_point(
-    spec: InputSpec,
-    chosen: random.Random,
-) -> Sizes:
-    return {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
 
 
 def distinct(
     points: Iterable[Sizes],
-    known: Sequence[Sizes] = (),
+    known: Sequence[Point] = (),
 ) -> Points:
     """The points in order, without those that are known, and without repetitions."""
     by_sizes = {}
