@@ -137,8 +137,14 @@ def process_state() -> dict[str, Any]:
             for name in ("", "torch", "torch._dynamo", "torch._inductor", "torch.fx")
         },
         "running": [thread.name for thread in threading.enumerate() if not thread.daemon],
-        **{name: copy.deepcopy(config.get_config_copy()) for name, config in CONFIGS.items()},
+        **{name: _comparable(config.get_config_copy()) for name, config in CONFIGS.items()},
     }
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of settings, without those that differ from their copy, such as torchao's pass."""
+    copied = copy.deepcopy(dict(settings))
+    return {name: value for name, value in copied.items() if value == settings[name]}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
