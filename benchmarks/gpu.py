@@ -187,7 +187,7 @@ def freeze_all(
 
 
 def freeze(cell: Cell, recipe: str, work: Path) -> str:
-    """Freeze a cell by a recipe; return why there is no artifact, or nothing."""
+    """Freeze a cell with a recipe; return the reason if it is not published, else an empty text."""
     model, inputs = cell.subject(visible()[0][0])
     options = freezer.FreezeOptions(
         recipes=[recipe], limits=Limits(speedup_min=0.0), num_threads=1, policy=QUICK

@@ -29,6 +29,8 @@ def test_parts_are_disjoint_and_fixed(spec: InputSpec, tmp_path: Path) -> None:
     assert first.counts == {"calibration": 10, "search": 10, "judged": 60}
     assert len(set(rows(first))) == 80
     assert rows(first) == rows(again)
+    earlier = read_held_out(accuracy, spec, num_apart=4)  # as the manifest of an artifact says
+    assert earlier.counts == {"calibration": 4, "search": 4, "judged": 72}
     inputs, labels = images(80, 10_000)
     known = {row.numpy().tobytes(): int(label) for row, label in zip(inputs, labels, strict=True)}
     for row, (_, label) in zip(rows(first), first.samples, strict=True):
