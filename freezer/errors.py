@@ -321,7 +321,7 @@ LEAST = {
     "cryptography": "44",
     "nncf": "3.4",
     "onnx": "1.19",
-    "onnxruntime": "1.20",
+    "onnxruntime": "1.21",
     "onnxscript": "0.5",
     "openvino": "2025.0",
     "pyarrow": "18",

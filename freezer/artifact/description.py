@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
 from freezer.artifact.latency import ERROR_RATIO, LatencyRecord, PointFigures, place_text
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact.manifest import Manifest, Payload, size_of
 from freezer.artifact.sections import (
     NOT_TRIED,
     AccuracyRecord,
@@ -115,7 +115,7 @@ def _payload(payload: Payload) -> str:
     threads = "any thread count"
     if payload.num_threads:
         threads = place_text(payload.num_threads, {})
-    size = size_text(payload.size_bytes)
+    size = size_text(size_of([payload]))
     return ", ".join([f"{payload.path}: {size}", threads, *map(str, payload.dims)])
 
 

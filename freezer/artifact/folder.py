@@ -37,6 +37,7 @@ GOLDEN_OUTPUTS = "golden/outputs.safetensors"
 
 MEDIA_MANIFEST = "application/vnd.coldpress.manifest.v1+json"
 MEDIA_PAYLOAD = "application/vnd.coldpress.payload.v1"
+MEDIA_WEIGHTS = "application/vnd.coldpress.weights.v1"
 MEDIA_SAFETENSORS = "application/vnd.safetensors"
 MEDIA_PARQUET = "application/vnd.apache.parquet"
 MEDIA_TEXT = "text/plain"
@@ -77,10 +78,12 @@ class Artifact:
             IntegrityError: a file is missing or differs.
         """
         for item in self.manifest.contents if items is None else items:
+            path = self.folder / item.path
             verify_file(
-                self.folder / item.path,
+                path,
                 digest=item.digest,
                 size_bytes=item.size_bytes,
+                origin=str(path.resolve()),
             )
 
     def held(
@@ -90,8 +93,8 @@ class Artifact:
         *,
         private: bool = False,
     ) -> Artifact:
-        """This artifact with some files that were verified and cannot be exchanged afterwards, in a
-        temporary folder.
+        """This artifact with some files that cannot be exchanged any more, in a temporary folder.
+        Their digests are not verified yet.
 
         Args:
             paths: the files.
@@ -100,7 +103,7 @@ class Artifact:
                 links to the open files, and processes that map the same file share its memory.
 
         Raises:
-            IntegrityError: a file is missing or differs.
+            IntegrityError: a file is missing.
             UsageError: no temporary folder can be written.
         """
         folder = stack.enter_context(scratch_folder())
@@ -115,12 +118,6 @@ class Artifact:
                     shutil.copyfile(file, link)
                 else:
                     link.symlink_to(file)
-                verify_file(
-                    link,
-                    digest=item.digest,
-                    size_bytes=item.size_bytes,
-                    origin=str(origin.resolve()),
-                )
         return Artifact(folder=folder, manifest=self.manifest)
 
 

@@ -46,6 +46,16 @@ for it.
 
 
 @frozen
+class FileRef:
+    """A file of the artifact that is not a payload."""
+
+    path: str
+    digest: str
+    size_bytes: int
+    media_type: str
+
+
+@frozen
 class Payload:
     """A program for one device class, one thread count and one shape or range of shapes.
 
@@ -59,6 +69,7 @@ class Payload:
             `native` is called like the source.
         layouts: oneDNN's layout of its packed weights by dtype; empty if none are packed, None in
             manifests of earlier releases.
+        weights: the file with its weights, named by its digest; None if they are in the payload.
     """
 
     path: str
@@ -69,20 +80,11 @@ class Payload:
     dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
     convention: Literal["flat", "native"] = "flat"
     layouts: Mapping[str, str] | None = None
+    weights: FileRef | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def accepts(self, point: Point) -> bool:
         """Whether the payload accepts inputs of these sizes."""
         return all(point[dim.name] in dim.sizes for dim in self.dims)
-
-
-@frozen
-class FileRef:
-    """A file of the artifact that is not a payload."""
-
-    path: str
-    digest: str
-    size_bytes: int
-    media_type: str
 
 
 @frozen
@@ -180,7 +182,8 @@ class Manifest:
     @property
     def contents(self) -> tuple[Payload | FileRef, ...]:
         """Every file of the artifact except the manifest."""
-        return (*self.payloads, *(self.fallback.payloads if self.fallback else ()), *self.files)
+        others = self.fallback.payloads if self.fallback else ()
+        return (*files_of(self.payloads), *others, *self.files)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -243,6 +246,21 @@ class Manifest:
         for item in manifest.contents:
             check_digest(item.digest)
         return manifest
+
+
+def weights_of(payloads: Sequence[Payload]) -> tuple[FileRef, ...]:
+    """The files with the weights of payloads, which may share them."""
+    return tuple(dict.fromkeys(item.weights for item in payloads if item.weights))
+
+
+def files_of(payloads: Sequence[Payload]) -> tuple[Payload | FileRef, ...]:
+    """Payloads, and the files with their weights."""
+    return (*payloads, *weights_of(payloads))
+
+
+def size_of(payloads: Sequence[Payload]) -> int:
+    """The size of payloads and their weights, in bytes."""
+    return sum(item.size_bytes for item in files_of(payloads))
 
 
 def engines_of(payloads: Sequence[Payload]) -> tuple[str, ...]:

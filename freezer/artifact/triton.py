@@ -114,7 +114,7 @@ def write_triton(
     file = folder / str(manifest.version or 1) / TRITON_BACKENDS[payload.kind].file
     file.parent.mkdir(parents=True)
     try:
-        _write_payload(artifact.folder / payload.path, file)
+        _write_payload(artifact, payload, file)
         tensors = _named(manifest, payload, file)
         max_batch = _max_batch(manifest, payload, tensors) if batch else 0
         config = folder / "config.pbtxt"
@@ -155,9 +155,14 @@ def _refused(manifest: Manifest, problem: str) -> UsageError:
     return UsageError(f"{manifest.model} for {manifest.device_class}: {problem}")
 
 
-def _write_payload(source: Path, file: Path) -> None:
-    """Write the file that a backend opens; OpenVINO's graph and weights are apart."""
-    if file.suffix == ".xml":
+def _write_payload(artifact: Artifact, payload: Payload, file: Path) -> None:
+    """Write the files that a backend opens."""
+    source, is_xml = artifact.folder / payload.path, file.suffix == ".xml"
+    if payload.weights is not None:
+        weights = artifact.folder / payload.weights.path
+        name = file.with_suffix(".bin").name if is_xml else weights.name
+        shutil.copyfile(weights, file.with_name(name))
+    if is_xml:
         with zipfile.ZipFile(source) as archive:
             for name in archive.namelist():
                 archive.extract(name, file.parent)

@@ -16,6 +16,7 @@ from freezer.artifact import (
     Manifest,
     Payload,
     PayloadKind,
+    files_of,
     payloads_within,
     thread_counts_of,
     version_tuple,
@@ -309,7 +310,7 @@ def needed_files(
     """
     opened = payloads_within(payloads_of(manifest, options), num_threads)
     golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-    return opened, [*(payload.path for payload in opened), *golden]
+    return opened, [*(file.path for file in files_of(opened)), *golden]
 
 
 def _layouts(manifest: Manifest) -> dict[str, str]:

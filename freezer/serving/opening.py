@@ -1,15 +1,19 @@
 """Open an artifact folder: verify -> open -> canary. Imports torch only if payloads or results need
 it.
+
+Weights apart from their payload are numbers, which an engine copies. They are verified while it
+does so, and before the canary; what an engine interprets, and with trusted keys all, before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import Thread
 
-from freezer.artifact import Artifact, Payload
-from freezer.errors import Refusal
+from freezer.artifact import Artifact, FileRef, Payload, weights_of
+from freezer.errors import IntegrityError, Refusal
 from freezer.runtime.contract import OpenModel
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import needed_files, runs_without_torch
@@ -33,15 +37,44 @@ def open_artifact(
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
     """
     payloads, paths = needed_files(artifact.manifest, num_threads, options)
+    weights = () if options.trusted_keys else weights_of(payloads)
     with ExitStack() as stack:
         held = artifact.held(paths, stack, private=bool(options.trusted_keys))
+        others = (item for item in held.manifest.contents if item not in weights)
+        held.verify(tuple(item for item in others if item.path in paths))
         open_again = partial(_open, held, payloads, num_threads, options, ladder)
-        model = open_again()
+        with _verified_meanwhile(held, weights):
+            model = open_again()
         if options.canary:
             run_canary(held, model, smallest=True)
             if artifact.manifest.stateful:
                 model = open_again()
     return model
+
+
+@contextmanager
+def _verified_meanwhile(artifact: Artifact, weights: tuple[FileRef, ...]) -> Iterator[None]:
+    """Verify weights while the block opens them.
+
+    Raises:
+        IntegrityError: they differ, in place of what the block raised for that reason.
+    """
+    errors: list[IntegrityError] = []
+
+    def verify() -> None:
+        try:
+            artifact.verify(weights)
+        except IntegrityError as error:
+            errors.append(error)
+
+    verifying = Thread(target=verify)
+    verifying.start()
+    try:
+        yield
+    finally:
+        verifying.join()
+        for error in errors:
+            raise error
 
 
 def _open(

@@ -125,6 +125,7 @@ def _verified(
         try:
             options = replace(process.options, canary=False)
             artifact = fetched.held(paths, stack, private=bool(options.trusted_keys))
+            artifact.verify()
             model = open_artifact(artifact, process.num_threads, options)
             figures = run_canary(artifact, model)
             accuracy = judge_again(artifact, model, Path(samples)) if samples else None

@@ -21,9 +21,11 @@ from freezer.artifact import (
     MEDIA_MANIFEST,
     MEDIA_PAYLOAD,
     MEDIA_SAFETENSORS,
+    MEDIA_WEIGHTS,
     PREDICATE,
     Artifact,
     Manifest,
+    files_of,
 )
 from freezer.codec import encode
 from freezer.files import digest_bytes, digest_file
@@ -45,6 +47,7 @@ MODELPACK_CONFIG = "application/vnd.cncf.model.config.v1+json"
 FILE_PATH = "org.cncf.model.filepath"
 _KINDS = {
     MEDIA_PAYLOAD: "application/vnd.cncf.model.weight.v1.raw",
+    MEDIA_WEIGHTS: "application/vnd.cncf.model.weight.v1.raw",
     MEDIA_MANIFEST: "application/vnd.cncf.model.weight.config.v1.raw",
     MEDIA_SAFETENSORS: "application/vnd.cncf.model.dataset.v1.raw",
 }
@@ -154,10 +157,11 @@ def image_form(
 
 def _layers(artifact: Artifact) -> list[list[str]]:
     """Paths of an artifact's files by layer."""
-    payloads = sorted(artifact.manifest.payloads, key=lambda item: (-item.size_bytes, item.path))
-    alone = sorted(item.path for item in payloads[:MAX_LAYERS])
-    files = [path for path in artifact.folder.rglob("*") if path.is_file()]
-    paths = sorted(str(path.relative_to(artifact.folder)) for path in files)
+    files = files_of(artifact.manifest.payloads)
+    largest = sorted(files, key=lambda item: (-item.size_bytes, item.path))[:MAX_LAYERS]
+    alone = sorted(item.path for item in largest)
+    found = [path for path in artifact.folder.rglob("*") if path.is_file()]
+    paths = sorted(str(path.relative_to(artifact.folder)) for path in found)
     return [*([path] for path in alone), [path for path in paths if path not in alone]]
 
 

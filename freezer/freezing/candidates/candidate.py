@@ -16,7 +16,14 @@ from pathlib import Path
 
 from torch import nn
 
-from freezer.artifact import Artifact, Dropped, FreezingReport, Payload, payloads_for_threads
+from freezer.artifact import (
+    Artifact,
+    Dropped,
+    FreezingReport,
+    Payload,
+    payloads_for_threads,
+    size_of,
+)
 from freezer.codec import JsonView, decode, encode, frozen
 from freezer.errors import ColdpressError
 from freezer.files import check_folder, link_or_copy, make_folder, read_document
@@ -73,8 +80,8 @@ class Candidate:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all payloads."""
-        return sum(payload.size_bytes for payload in self.payloads)
+        """Size of all payloads with their weights."""
+        return size_of(self.payloads)
 
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
+from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind, size_of
 from freezer.codec import frozen
 from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file
@@ -194,12 +194,13 @@ class ShapeBuild:
             dims=dims,
             convention=captured.convention,
             layouts=lowered.layouts,
+            weights=lowered.weights,
         )
         report = replace(
             lowered.report,
             phases_s={**phases, **(lowered.report.phases_s or lower_s)},
             size_before_bytes=size_before_bytes,
-            size_after_bytes=payload.size_bytes,
+            size_after_bytes=size_of([payload]),
             guards=captured.guards,
             notes=(*captured.notes, *lowered.report.notes),
         )

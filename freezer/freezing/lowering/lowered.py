@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from freezer.artifact import FreezingReport, KeptTensor, PayloadKind
+from freezer.artifact import MEDIA_WEIGHTS, FileRef, FreezingReport, KeptTensor, PayloadKind
 from freezer.codec import frozen
 from freezer.errors import BuildError, UsageError, described, first_line
+from freezer.files import digest_file
 from freezer.freezing.capture import Captured, Texts
 from freezer.freezing.diagnostics import root_cause, sentence
 from freezer.freezing.recipes import Settings
@@ -75,11 +77,25 @@ class Lowered:
         report: the report, without sizes, time of the capture, and memory, which the build adds.
         texts: readable forms of the frozen model by file name: `code.txt`, `graph.txt`.
         layouts: layout of packed weights by dtype.
+        weights: the file of the weights, if they are apart from the payload.
     """
 
     report: FreezingReport
     texts: Texts = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
+    weights: FileRef | None = None
+
+
+def named_by_digest(file: Path, folder: Path) -> FileRef:
+    """Move a file of weights into the folder of payloads, and return its record. Equal weights get
+    the same name, which they also have in a store.
+    """
+    digest, size_bytes = digest_file(file), file.stat().st_size
+    name = digest.removeprefix("sha256:")
+    file.replace(folder / name)
+    return FileRef(
+        path=f"payloads/{name}", digest=digest, size_bytes=size_bytes, media_type=MEDIA_WEIGHTS
+    )
 
 
 @contextmanager

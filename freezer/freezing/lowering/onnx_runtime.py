@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from freezer.artifact import FileRef
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
@@ -33,6 +35,7 @@ from freezer.freezing.lowering.lowered import (
     Product,
     build_errors,
     check_stateless,
+    named_by_digest,
     quantizing,
     timed,
     with_precisions,
@@ -40,13 +43,16 @@ from freezer.freezing.lowering.lowered import (
 from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.runtime.native import OUTPUT_ORDERS, session_options
+from freezer.runtime.native import ALIGNMENT, OUTPUT_ORDERS, session_options
 from freezer.spec import FLOAT32
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
+
+_LARGE_BYTES = 1024
+"""Least size of a weight that is moved out of the file, as onnx does it by default."""
 
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 
@@ -92,9 +98,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     if computes != FLOAT32:
         report = with_precisions(report, settings, _products(model.graph), captured.exact)
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
+    weights = _weights_apart(model, path.parent)
     path.write_bytes(model.SerializeToString())
     report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
-    return Lowered(report=report, texts={GRAPH: _text(model)})
+    return Lowered(report=report, texts={GRAPH: _text(model)}, weights=weights)
 
 
 def to_onnx(program: torch.export.ExportedProgram) -> ModelProto:
@@ -193,6 +200,31 @@ def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto
             providers=["CPUExecutionProvider"],
         )
         return _loaded(target)
+
+
+def _weights_apart(model: ModelProto, folder: Path) -> FileRef | None:
+    """Move the weights of a model, but for small ones, into a file that ONNX Runtime maps, in the
+    form of ONNX's external data; None without any.
+    """
+    from onnx.external_data_helper import set_external_data
+
+    tensors = [item for item in model.graph.initializer if len(item.raw_data) >= _LARGE_BYTES]
+    if not tensors:
+        return None
+    begins = []
+    with scratch_folder(place=folder) as scratch:
+        file = scratch / "weights"
+        with file.open("wb") as target:
+            for tensor in tensors:
+                target.seek(-target.tell() % ALIGNMENT, os.SEEK_CUR)
+                begins.append(target.tell())
+                target.write(tensor.raw_data)
+        weights = named_by_digest(file, folder)
+    name = Path(weights.path).name
+    for tensor, begin in zip(tensors, begins, strict=True):
+        set_external_data(tensor, name, begin, len(tensor.raw_data))
+        tensor.ClearField("raw_data")
+    return weights
 
 
 def _loaded(path: Path) -> ModelProto:

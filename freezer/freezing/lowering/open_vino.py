@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
+from freezer.artifact import FileRef
 from freezer.codec import encode
 from freezer.errors import BuildError
 from freezer.files import scratch_folder
@@ -46,6 +46,7 @@ from freezer.freezing.lowering.lowered import (
     Product,
     build_errors,
     check_stateless,
+    named_by_digest,
     quantizing,
     timed,
     with_precisions,
@@ -56,7 +57,6 @@ from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import (
     CALLS_FILE,
     GRAPH_FILE,
-    WEIGHTS_FILE,
     EngineCalls,
     import_openvino,
     without_telemetry,
@@ -67,12 +67,6 @@ if TYPE_CHECKING:
     from openvino import Model
 
 SUFFIX = ".ovir"
-
-_ALIGNMENT = 64
-"""Of the weights in the file, in bytes."""
-
-_PADDING = 0xD935
-"""Kind of a ZIP header's extra field that aligns the content, as zipalign writes it."""
 
 _PRODUCTS = (
     "Convolution",
@@ -122,9 +116,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
             products = _products(model, settings, openvino)
             report = with_precisions(report, settings, products, captured.exact)
     with timed(phases_s, "save"):
-        _save(model, path, calls, openvino)
+        weights = _save(model, path, calls, openvino)
     report = replace(report, ops_after=_operators(model), phases_s=phases_s)
-    return Lowered(report=report, texts={GRAPH: _text(model)})
+    return Lowered(report=report, texts={GRAPH: _text(model)}, weights=weights)
 
 
 def _converted(captured: Captured, openvino: ModuleType) -> tuple[Model, EngineCalls, NodeNames]:
@@ -283,14 +277,11 @@ def _save(
     path: Path,
     calls: EngineCalls,
     openvino: ModuleType,
-) -> None:
-    """Write graph, weights and calls as one archive, from which the loader maps the weights into
-    memory.
+) -> FileRef | None:
+    """Write graph and calls as one archive, and the weights, if it has any, into a file that the
+    loader maps into memory.
     """
-    info = zipfile.ZipInfo(WEIGHTS_FILE)
-    padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
-    header = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little")
-    info.extra = header + bytes(padding)
+    weights = None
     with scratch_folder(place=path.parent) as scratch:
         graph = scratch / GRAPH_FILE
         openvino.save_model(
@@ -298,17 +289,14 @@ def _save(
             str(graph),
             compress_to_fp16=False,
         )
-        weights = graph.with_suffix(".bin")
-        info.file_size = weights.stat().st_size
+        file = graph.with_suffix(".bin")
+        if file.stat().st_size:
+            weights = named_by_digest(file, path.parent)
+            calls = replace(calls, weights=Path(weights.path).name)
         with zipfile.ZipFile(path, "w") as archive:
-            with weights.open("rb") as source, archive.open(info, "w") as target:
-                shutil.copyfileobj(
-                    source,
-                    target,
-                    1 << 24,
-                )
             archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
             archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
+    return weights
 
 
 def _operators(model: Model) -> Counter[str]:

@@ -29,6 +29,7 @@ from freezer.artifact import (
     RecipeRecord,
     engines_of,
     file_ref,
+    files_of,
     torch_folder,
     version_tuple,
     write_artifact,
@@ -106,8 +107,8 @@ def _write_files(
     payloads.
     """
     candidate = winner.candidate
-    for payload in candidate.payloads:
-        link_or_copy(candidate.folder / payload.path, folder / payload.path)
+    for file in files_of(candidate.payloads):
+        link_or_copy(candidate.folder / file.path, folder / file.path)
     golden = write_golden(session, winner, golden_indices(session.subject, candidate), folder)
     write_texts(candidate.folder, folder / EVIDENCE)
     write_tables(judgement, folder / EVIDENCE)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
+import shutil
 import sys
 import threading
 import zipfile
@@ -25,7 +27,7 @@ import numpy as np
 from freezer.artifact import PayloadKind
 from freezer.codec import decode, frozen
 from freezer.errors import ContractError, MissingDependencyError, first_line, install_command
-from freezer.files import begin_of
+from freezer.files import begin_of, scratch_folder
 from freezer.runtime.arrays import BFLOAT16, Array
 
 # Read by ONNX Runtime at its import. Otherwise the first session writes an id into the home
@@ -37,8 +39,13 @@ OUTPUT_ORDERS = "coldpress.output_orders"
 first; None if it is contiguous.
 """
 
-GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
+GRAPH_FILE, CALLS_FILE = "model.xml", "calls.json"
 """Files of OpenVINO's payload, a ZIP archive without compression."""
+
+_WEIGHTS_FILE = "model.bin"
+"""In payloads of earlier releases."""
+
+_EXTERNAL = "session.model_external_initializers_file_folder_path"
 
 CACHED = {"CPU_RUNTIME_CACHE_CAPACITY": 100}
 """Compiled kernels that are kept for the sizes that come: with OpenVINO's 5,000, a small convnet
@@ -53,6 +60,7 @@ _ONNX_BFLOAT16 = 16
 
 _TELEMETRY = "openvino_telemetry"
 _INT32 = np.iinfo(np.int32)
+_DIGEST = re.compile("[0-9a-f]{64}")
 _import = threading.Lock()
 
 EngineRunner: TypeAlias = Callable[[Sequence[Array]], list[Array]]
@@ -75,14 +83,35 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], num_threads: int) 
         raise _missing(f"{path.name} needs ONNX Runtime", "onnxruntime", error) from error
     options = session_options(settings, num_threads)
     try:
-        session = onnxruntime.InferenceSession(
-            str(path),
-            options,
-            providers=["CPUExecutionProvider"],
-        )
+        with _folder_of_weights(path.parent) as folder:
+            options.add_session_config_entry(_EXTERNAL, str(folder))
+            session = onnxruntime.InferenceSession(
+                path.read_bytes(),
+                options,
+                providers=["CPUExecutionProvider"],
+            )
     except Exception as error:
         raise _unopened(path, f"ONNX Runtime {onnxruntime.__version__}", error) from error
     return _OnnxRunner(session)
+
+
+@contextmanager
+def _folder_of_weights(payloads: Path) -> Iterator[Path]:
+    """The folder with the weights that are apart from payloads, under their digests as names.
+
+    ONNX Runtime maps them by their path, and refuses links to files of other folders or names: such
+    files are copied.
+    """
+    weights = [file for file in payloads.iterdir() if _DIGEST.fullmatch(file.name)]
+    real = {file.name: file.resolve() for file in weights}
+    folders = {file.parent for file in real.values()} or {payloads}
+    if len(folders) == 1 and all(real[name].name == name and real[name].exists() for name in real):
+        yield folders.pop()
+        return
+    with scratch_folder() as scratch:
+        for file in weights:
+            shutil.copyfile(file, scratch / file.name)
+        yield scratch
 
 
 def _missing(why: str, package: str, error: ImportError) -> MissingDependencyError:
@@ -181,10 +210,12 @@ class EngineCalls:
             one.
         orders: for each output the order of eager's dims in memory, largest stride first; None if
             it is contiguous.
+        weights: name of the file with the weights, beside the payload; empty if there are none.
     """
 
     inputs: tuple[int, ...]
     orders: tuple[tuple[int, ...] | None, ...]
+    weights: str = ""
 
 
 def open_openvino(path: Path, settings: Mapping[str, Any], num_threads: int) -> EngineRunner:
@@ -243,10 +274,13 @@ def _read(path: Path) -> tuple[str, Array, EngineCalls]:
         graph = archive.read(GRAPH_FILE).decode()
         document = json.loads(archive.read(CALLS_FILE))
         calls = decode(EngineCalls, document, origin=f"{path.name}: {CALLS_FILE}")
-        info = archive.getinfo(WEIGHTS_FILE)
+        within = [info for info in archive.infolist() if info.filename == _WEIGHTS_FILE]
     weights: Array = np.empty(0, np.uint8)
-    if info.file_size:
-        weights = np.memmap(path, np.uint8, "c", begin_of(path, info), (info.file_size,))
+    if calls.weights:
+        weights = np.memmap(path.with_name(calls.weights), np.uint8, "c")
+    for info in within:
+        if info.file_size:
+            weights = np.memmap(path, np.uint8, "c", begin_of(path, info), (info.file_size,))
     return graph, weights, calls
 
 

@@ -36,7 +36,7 @@ class Weighted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 3)
+        self.linear = nn.Linear(4, 80)
 
     def forward(self, ids: Tensor, values: Tensor) -> dict[str, Tensor]:
         weights = ids.to(torch.float32).mean(1, keepdim=True)
@@ -180,7 +180,7 @@ def test_batches_are_along_a_first_dim_of_all(
     pytest.importorskip("onnxruntime")
     config = write_triton(made("onnxruntime"), tmp_path, batch=True)
     assert [dims for _, _, dims in ports(config, "input")] == [[-1], [4]]
-    assert [dims for _, _, dims in ports(config, "output")] == [[3], [1]]
+    assert [dims for _, _, dims in ports(config, "output")] == [[80], [1]]
     text = config.read_text()
     assert ("max_batch_size: 4\n" in text, "dynamic_batching { }\n" in text) == (True, True)
     assert text.count("reshape: { shape: [ ] }") == 1, "`total` has one value in a request"

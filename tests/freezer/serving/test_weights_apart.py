@@ -1,0 +1,102 @@
+"""Weights of ONNX Runtime and OpenVINO, which are files of their own beside the payload."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import freezer
+from freezer.artifact import Artifact, FileRef
+from freezer.errors import IncompatibleError
+from freezer.files import digest_file
+from freezer.runtime.native import ENGINE_OPENERS
+from freezer.store import Store
+from tests.support.keys import make_pair
+from tests.support.steps import HERE, artifact_of, blob_of, flip_a_byte, quickly, random_inputs
+
+IMAGE = random_inputs(2, 3, 8, 8)
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "openvino"])
+def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A convolution; read-only."""
+    pytest.importorskip(request.param)
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp(request.param) / "conv"
+    return artifact_of(quickly(nn.Conv2d(3, 16, 3), {"input": IMAGE}, out, request.param))
+
+
+def weights_of(artifact: Artifact) -> FileRef:
+    """The only weights of an artifact."""
+    [payload] = artifact.manifest.payloads
+    assert payload.weights is not None
+    return payload.weights
+
+
+def answer(folder: Path, **options: Any) -> Any:
+    """The answer of an artifact, without torch's tensors."""
+    return freezer.load(folder, arrays="numpy", **options)(IMAGE)
+
+
+def test_names_are_digests(artifact: Artifact) -> None:
+    weights = weights_of(artifact)
+    assert weights.digest == digest_file(artifact.folder / weights.path)
+    assert f"sha256:{Path(weights.path).name}" == weights.digest
+    assert weights in artifact.manifest.contents
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, Path.unlink])
+@pytest.mark.parametrize("signed", [False, True])
+def test_damage_is_named(
+    artifact: Artifact, damage: Callable[[Path], None], signed: bool, tmp_path: Path
+) -> None:
+    """Whatever the engine says of it."""
+    private, public = make_pair(tmp_path, "own")
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("conv", source_key="a", artifacts=[artifact])
+    store.sign(store.version("conv"), HERE, private)
+    path = blob_of(store.root / "conv", weights_of(artifact).digest)
+    damage(path)
+    with pytest.raises(IncompatibleError, match=path.name) as caught:
+        freezer.load("conv", store=store.uri, trusted_keys=[public] if signed else [])
+    assert [refusal.reason for refusal in caught.value.ladder] == ["tampered"]
+
+
+def test_links_to_files_of_other_names_serve(artifact: Artifact, tmp_path: Path) -> None:
+    """Volumes and caches keep files under names of their own."""
+    for number, file in enumerate(artifact.folder.rglob("*")):
+        if file.is_file():
+            link = tmp_path / "linked" / file.relative_to(artifact.folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, tmp_path / str(number))
+            link.symlink_to(tmp_path / str(number))
+    np.testing.assert_array_equal(answer(tmp_path / "linked"), answer(artifact.folder))
+
+
+def test_payloads_of_earlier_releases_have_their_weights_within(
+    artifact: Artifact, tmp_path: Path
+) -> None:
+    [payload] = artifact.manifest.payloads
+    path, weights = artifact.folder / payload.path, artifact.folder / weights_of(artifact).path
+    old = tmp_path / path.name
+    if payload.kind == "onnxruntime":
+        import onnx
+
+        onnx.save(onnx.load(str(path)), str(old))
+    else:
+        with zipfile.ZipFile(path) as new, zipfile.ZipFile(old, "w") as archive:
+            archive.write(weights, "model.bin")
+            for name in new.namelist():
+                archive.writestr(name, new.read(name).replace(weights.name.encode(), b""))
+    opened = ENGINE_OPENERS[payload.kind]
+    settings = artifact.manifest.recipe.settings
+    answers = [opened(file, settings, 1)([IMAGE.numpy()])[0] for file in (old, path)]
+    np.testing.assert_array_equal(*answers)
