@@ -33,8 +33,8 @@ class Arguments(BaseModel):
     """Arguments of the application, in `args` of serve.yaml.
 
     Attributes:
-        model, store, min_version, keys, queue, reload_s: see ServingOptions; `queue` is for each
-            class.
+        model, store, min_version, keys, queue, reload_s, max_batch, max_delay_ms: see
+            ServingOptions; `queue` is for each class.
         replicas: number of replicas by device class.
         threads: CPUs of a replica, which its calls use.
     """
@@ -49,6 +49,8 @@ class Arguments(BaseModel):
     keys: tuple[Path, ...] = ()
     queue: int = 32
     reload_s: float = 30.0
+    max_batch: int = 0
+    max_delay_ms: float = 0.0
 
 
 class Replica:
@@ -117,7 +119,8 @@ def build(arguments: Arguments) -> serve.Application:
             Replica,
             name=name,
             num_replicas=count,
-            max_ongoing_requests=2,  # one is read while the other runs
+            # Those of one call, and one that is read meanwhile.
+            max_ongoing_requests=max(arguments.max_batch, 1) + 1,
             max_queued_requests=arguments.queue,
             graceful_shutdown_timeout_s=60,
             ray_actor_options=placement(name, arguments.replicas) | {"num_cpus": arguments.threads},

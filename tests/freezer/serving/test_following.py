@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import freezer
 from freezer.errors import IncompatibleError, UsageError
@@ -21,7 +23,7 @@ from tests.conftest import Frozen
 from tests.support.commands import finished
 from tests.support.raylets import ROOT, wait_until
 from tests.support.services import X, publish, with_golden
-from tests.support.steps import HERE
+from tests.support.steps import HERE, artifact_of, python, quickly, random_inputs
 
 NUM_CALLS = 1000
 
@@ -124,7 +126,7 @@ import torch
 import freezer
 from freezer.serving import sentinel
 from tests.support.services import X
-from tests.support.steps import HERE
+from tests.support.steps import HERE, artifact_of, python, quickly, random_inputs
 
 def slow(expected, outputs):
     begun.append(1)
@@ -197,6 +199,35 @@ def test_slow_calls_are_seen(model: Any) -> None:
     object.__setattr__(opened, "run", slowed)
     least = min(SLOW, before / 2)
     assert called(model, lambda seen: seen.speed_ratio < least).speed_ratio < SLOW
+
+
+LIMITED = """
+import os, sys, torch
+x = torch.randn(2, 16, 28, 28)
+torch.nn.functional.conv2d(x, x[:, :, :3, :3])
+del os.environ["ONEDNN_MAX_CPU_ISA"]  # oneDNN has read it
+import freezer
+model = freezer.load("conv", store=sys.argv[1], device_class=sys.argv[2]).watch(60.0)
+sentinel = model.loaded.sentinel
+while sentinel.num_calls < 1000 and not sentinel.speed_ratio < 0.5:
+    model(x)
+print(sentinel.speed_ratio)
+model.close()
+"""
+
+
+@pytest.mark.slow
+def test_lesser_instructions_are_seen(tmp_path: Path) -> None:
+    """A limit that the environment does not show; `load` refuses one that it does."""
+    model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    store, artifacts = Store.open(str(tmp_path / "store"), create=True), []
+    for recipe, name in (("torchscript-frozen", HERE), ("portable", "portable")):
+        given = {"input": random_inputs(2, 16, 28, 28)}
+        out, options = tmp_path / recipe, {"name": "conv", "device_class": name}
+        artifacts.append(artifact_of(quickly(model, given, out, recipe, **options)))
+    store.publish("conv", source_key="key", artifacts=artifacts)
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    assert float(python(LIMITED, store.uri, HERE, env=limited)) < SLOW
 
 
 def test_without_a_portable_artifact_nothing_is_checked(scripted: Frozen, tmp_path: Path) -> None:

@@ -98,5 +98,5 @@ def test_payloads_of_earlier_releases_have_their_weights_within(
                 archive.writestr(name, new.read(name).replace(weights.name.encode(), b""))
     opened = ENGINE_OPENERS[payload.kind]
     settings = artifact.manifest.recipe.settings
-    answers = [opened(file, settings, 1)([IMAGE.numpy()])[0] for file in (old, path)]
-    np.testing.assert_array_equal(*answers)
+    first, second = (opened(file, settings, 1)([IMAGE.numpy()])[0] for file in (old, path))
+    np.testing.assert_array_equal(first, second)
