@@ -41,7 +41,6 @@ from pipeline.tracking.run_records import (
     KIND,
     OUTCOME,
     RunRecord,
-    plot_of,
     run_records,
 )
 
@@ -231,7 +230,7 @@ class Projection:
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
             if record.explanation:
-                files |= plot_of(record.explanation)
+                files["explained.svg"] = record.explanation.svg().encode()
             self._upload(run.info.artifact_uri, files)
         self.client.set_terminated(
             run_id,

@@ -8,7 +8,6 @@ metric name makes a section in MLflow's pages.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import posixpath
 import re
@@ -148,27 +147,6 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
     )
-
-
-def plot_of(explanation: Explanation) -> dict[str, bytes]:
-    """The plot of an explanation as a file: a PNG with matplotlib, else an SVG."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return {"explained.svg": explanation.svg().encode()}
-    figure = Figure(figsize=(10, 4), layout="tight")
-    axes = figure.subplots()
-    names = [score.node for score in explanation.nodes]
-    for label in ("local", "accumulated"):
-        errors = [getattr(score, label).relative for score in explanation.nodes]
-        axes.plot(names, errors, marker=".", label=label)
-    axes.set_yscale("log")
-    axes.set_title(f"{explanation.recipe}: error as a share of the rms")
-    axes.tick_params(axis="x", rotation=90)
-    axes.legend()
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    return {"explained.png": content.getvalue()}
 
 
 def _candidate_verdict(outcome: Outcome, candidate: CandidateReport) -> str:
