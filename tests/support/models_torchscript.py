@@ -321,7 +321,7 @@ TORCHSCRIPT: Mapping[str, Case] = {
     "`@torch.jit.unused`, but called": Case(
         make=UnusedButCalled,
         says=(
-            r"a method marked @torch\.jit\.unused; mark methods that serving calls with"
+            r"a method marked @torch\.jit\.unused at .*; mark methods that serving calls with"
             r" @torch\.jit\.export"
         ),
         exported=VALUES,
@@ -359,7 +359,7 @@ TORCHSCRIPT: Mapping[str, Case] = {
         " classes, variables of two types"
     ): Case(
         make=Lambda,
-        says="does not take lambdas at models_torchscript.py:.*; write it as a `def`",
+        says="does not take Lambda at models_torchscript.py:.*; rewrite it in plain Python",
         exported=VALUES,
     ),
     "`try` and `except`": Case(
