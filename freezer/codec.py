@@ -64,6 +64,8 @@ def frozen(made: type[_Record]) -> type[_Record]:
 
 
 def _equal(record: object, other: object) -> bool:
+    if record is other:
+        return True
     return _compared(record) == _compared(other) if type(record) is type(other) else NotImplemented
 
 

@@ -25,7 +25,6 @@ from freezer.artifact import (
     MANIFEST,
     Artifact,
     Manifest,
-    Payload,
     torch_folder,
 )
 from freezer.codec import frozen, read_record
@@ -97,7 +96,8 @@ def _fetch(
     store = Store.open(pointer.store)
     name = pointer.device_class
     version = store.version(f"{pointer.model}:{pointer.version}")
-    payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
+    others = [file.path for file in registered.files]
+    payloads = [file.path for file in registered.contents if file.path not in others]
     paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
     stored = store.materialize(
         version,

@@ -1,7 +1,7 @@
 """Artifact folders: manifest.json beside payloads/, golden/ and evidence/. Imports no torch.
 
 Written by `freeze --out` and `pull --dest`, stored in MLflow, and read by C++ programs. The
-manifest lists every other file with its digest; files are opened only after their digest was
+manifest lists every other file with its digest; files are interpreted only after their digest was
 verified.
 """
 

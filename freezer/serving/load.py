@@ -2,7 +2,7 @@
 
 1. resolve: a reference names artifacts, in a folder or in a version of a store (images.py).
 2. select: the best artifact that serves this process, by JSON alone (selection.py).
-3. verify: the digests of the files that a call needs, before anything is opened.
+3. verify: the digests of the files that a call needs, before they are interpreted.
 4. open: its payloads, with torch or without (opening.py); no compiler is used.
 5. canary: the golden inputs run on the machine that will serve, and are compared.
 

@@ -1,20 +1,21 @@
 """Open an artifact folder: verify -> open -> canary. Imports torch only if payloads or results need
 it.
 
-Weights apart from their payload are numbers, which an engine copies. They are verified while it
-does so, and before the canary; what an engine interprets, and with trusted keys all, before that.
+What an engine interprets is verified before it opens it, and with trusted keys so is all. Weights
+of ONNX Runtime are only numbers, which are verified while it packs them, and before the canary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Thread
 
 from freezer.artifact import Artifact, FileRef, Payload, weights_of
-from freezer.errors import IntegrityError, Refusal
+from freezer.errors import Refusal
 from freezer.runtime.contract import OpenModel
+from freezer.runtime.native import import_openvino
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import needed_files, runs_without_torch
 from freezer.serving.process import LoadOptions
@@ -43,7 +44,10 @@ def open_artifact(
         others = (item for item in held.manifest.contents if item not in weights)
         held.verify(tuple(item for item in others if item.path in paths))
         open_again = partial(_open, held, payloads, num_threads, options, ladder)
-        with _verified_meanwhile(held, weights):
+        with _verified_meanwhile(held, weights) as wait_until_verified:
+            if any(payload.kind == "openvino" for payload in payloads):
+                import_openvino("the artifact needs OpenVINO")
+                wait_until_verified()  # its weights have shapes and indices among them
             model = open_again()
         if options.canary:
             run_canary(held, model, smallest=True)
@@ -53,28 +57,37 @@ def open_artifact(
 
 
 @contextmanager
-def _verified_meanwhile(artifact: Artifact, weights: tuple[FileRef, ...]) -> Iterator[None]:
-    """Verify weights while the block opens them.
+def _verified_meanwhile(
+    artifact: Artifact, weights: tuple[FileRef, ...]
+) -> Iterator[Callable[[], None]]:
+    """Verify weights while the block opens them; yields a function that waits for the end.
 
     Raises:
         IntegrityError: they differ, in place of what the block raised for that reason.
     """
-    errors: list[IntegrityError] = []
+    errors: list[BaseException] = []
 
     def verify() -> None:
         try:
             artifact.verify(weights)
-        except IntegrityError as error:
+        except BaseException as error:
             errors.append(error)
+
+    def wait() -> None:
+        verifying.join()
+        for error in errors:
+            raise error
 
     verifying = Thread(target=verify)
     verifying.start()
     try:
-        yield
+        yield wait
+    except Exception:
+        wait()
+        raise
     finally:
         verifying.join()
-        for error in errors:
-            raise error
+    wait()
 
 
 def _open(

@@ -244,7 +244,7 @@ def all_pages(search: Callable[[str | None], PagedList[T]]) -> list[T]:
 
 
 def named(name: str) -> str:
-    """Return the condition of an MLflow filter for the versions of a model. `=` could not express a
+    """Return the condition of an MLflow filter for a model or its versions. `=` could not express a
     name with both kinds of quotes.
     """
     return f"name IN ({name!r})"

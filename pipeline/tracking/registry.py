@@ -31,7 +31,6 @@ from freezer.spec import CLOCKS, MARKS
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import version_description
 from pipeline.tracking.connection import (
-    MISSING,
     MODELS,
     all_pages,
     connected,
@@ -118,15 +117,15 @@ class Registration:
         return self.outcome.registered_as
 
     def _current(self) -> ModelVersion | None:
-        """Return the version that the class's alias points to."""
-        from mlflow.exceptions import MlflowException
+        """Return the version that the class's alias points to.
 
-        try:
-            return self._client.get_model_version_by_alias(self._name, self.outcome.device_class)
-        except MlflowException as error:
-            if error.error_code not in MISSING:
-                raise
-            return None
+        MLflow's answer about the alias of a missing model is 403 where users log in.
+        """
+        for model in self._client.search_registered_models(named(self._name)):
+            number = model.aliases.get(self.outcome.device_class)
+            if number is not None:
+                return self._client.get_model_version(self._name, number)
+        return None
 
     def _find(self) -> ModelVersion | None:
         """Return the first version of the artifact."""

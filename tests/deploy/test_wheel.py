@@ -137,7 +137,7 @@ def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) ->
         "tiny", source_key="test", artifacts=[write_plain_artifact(tmp_path / "one")]
     )
     listed = run(deployed, tmp_path, "coldpress", "list")
-    assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr
+    assert (listed.returncode, listed.stdout.split()[8:10]) == (0, ["tiny", "1"]), listed.stderr
     checked = run(deployed, tmp_path, "coldpress", "doctor", "--store", "store", "--json")
     assert checked.returncode == 0, checked.stdout
     levels = {item["check"]: item["level"] for item in json.loads(checked.stdout)["findings"]}

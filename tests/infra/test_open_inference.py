@@ -286,21 +286,21 @@ def test_tritons_client_gets_the_models_answers(
     """A small input, and an image: in JSON, in binary data, and in both."""
     image = random_inputs(1, 3, 224, 224)
     convnet = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.ReLU(), nn.Flatten()).eval()
-    batch = {"x": {0: BATCH}}
-    frozen = quickly(convnet, {"x": image}, tmp_path / "out", dims=batch, name="convnet")
+    batch = {"input": {0: BATCH}}
+    frozen = quickly(convnet, {"input": image}, tmp_path / "out", dims=batch, name="convnet")
     store = Store.open(str(tmp_path / "store"), create=True)
     store.publish("convnet", source_key="key", artifacts=[artifact_of(frozen)])
     answer = freezer.load("convnet", store=store.uri, device_class=HERE)(image)
-    for source, model, x, output in (
-        (published, "mlp", X, expected),
-        (store, "convnet", image, answer),
+    for source, model, arrays, output in (
+        (published, "mlp", {"x": X}, expected),
+        (store, "convnet", {"input": image}, answer),
     ):
-        arrays = tmp_path / f"{model}.npz"
-        np.savez(arrays, x=x.numpy(), output=output.numpy())
+        given: dict[str, Any] = {name: x.numpy() for name, x in arrays.items()}
+        np.savez(tmp_path / "arrays.npz", output=output.numpy(), **given)
         with serving(source, model, max_batch=batching, reload_s=60) as started:
             started.wait_for_version(1)
             script = ROOT / "tests" / "support" / "triton_client.py"
             address = started.url.removeprefix("http://")
-            done = finished(CLIENT_PYTHON, script, address, model, arrays)
+            done = finished(CLIENT_PYTHON, script, address, model, tmp_path / "arrays.npz")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {"json": 0.0, "binary": 0.0, "mixed": 0.0, "refused": 400}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
+from freezer.artifact import files_of
 from freezer.codec import frozen
 from freezer.errors import (
     BuildError,
@@ -101,6 +102,9 @@ def build(
             made += shape.first_that_works(tried)
             recipe = made[-1].recipe  # with nodes that stay in floating point
     candidate = _candidate(subject, recipe, target, folder, made, tried)
+    kept = {folder / file.path for file in files_of(candidate.payloads)}
+    for file in {*(folder / "payloads").iterdir()} - kept:
+        file.unlink()  # weights of builds before a search
     candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
     candidate.write()
     return candidate

@@ -54,6 +54,9 @@ SUFFIX = ".onnx"
 _LARGE_BYTES = 1024
 """Least size of a weight that is moved out of the file, as onnx does it by default."""
 
+_INTEGERS = (6, 7)
+"""ONNX's numbers of int32 and int64: they may be shapes and indices, which engines interpret."""
+
 _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 
 _INTEGER_PRODUCTS = (
@@ -203,12 +206,13 @@ def optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto
 
 
 def _weights_apart(model: ModelProto, folder: Path) -> FileRef | None:
-    """Move the weights of a model, but for small ones, into a file that ONNX Runtime maps, in the
-    form of ONNX's external data; None without any.
+    """Move the weights of a model, but for integers and small ones, into a file that ONNX Runtime
+    maps, in the form of ONNX's external data; None without any.
     """
     from onnx.external_data_helper import set_external_data
 
-    tensors = [item for item in model.graph.initializer if len(item.raw_data) >= _LARGE_BYTES]
+    weights = (item for item in model.graph.initializer if item.data_type not in _INTEGERS)
+    tensors = [item for item in weights if len(item.raw_data) >= _LARGE_BYTES]
     if not tensors:
         return None
     begins = []
@@ -219,12 +223,12 @@ def _weights_apart(model: ModelProto, folder: Path) -> FileRef | None:
                 target.seek(-target.tell() % ALIGNMENT, os.SEEK_CUR)
                 begins.append(target.tell())
                 target.write(tensor.raw_data)
-        weights = named_by_digest(file, folder)
-    name = Path(weights.path).name
+        made = named_by_digest(file, folder)
+    name = Path(made.path).name
     for tensor, begin in zip(tensors, begins, strict=True):
         set_external_data(tensor, name, begin, len(tensor.raw_data))
         tensor.ClearField("raw_data")
-    return weights
+    return made
 
 
 def _loaded(path: Path) -> ModelProto:

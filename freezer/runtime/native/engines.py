@@ -82,29 +82,36 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], num_threads: int) 
     except ImportError as error:
         raise _missing(f"{path.name} needs ONNX Runtime", "onnxruntime", error) from error
     options = session_options(settings, num_threads)
-    try:
-        with _folder_of_weights(path.parent) as folder:
+    with _folder_of_weights(path.parent) as folder:
+        graph: str | bytes = str(path)
+        if folder is not None:
             options.add_session_config_entry(_EXTERNAL, str(folder))
+            graph = path.read_bytes()  # the folder applies to bytes alone, which stay in memory
+        try:
             session = onnxruntime.InferenceSession(
-                path.read_bytes(),
+                graph,
                 options,
                 providers=["CPUExecutionProvider"],
             )
-    except Exception as error:
-        raise _unopened(path, f"ONNX Runtime {onnxruntime.__version__}", error) from error
+        except Exception as error:
+            raise _unopened(path, f"ONNX Runtime {onnxruntime.__version__}", error) from error
     return _OnnxRunner(session)
 
 
 @contextmanager
-def _folder_of_weights(payloads: Path) -> Iterator[Path]:
-    """The folder with the weights that are apart from payloads, under their digests as names.
+def _folder_of_weights(payloads: Path) -> Iterator[Path | None]:
+    """The folder with the weights that are apart from payloads, under their digests as names; None
+    if there are none.
 
     ONNX Runtime maps them by their path, and refuses links to files of other folders or names: such
     files are copied.
     """
     weights = [file for file in payloads.iterdir() if _DIGEST.fullmatch(file.name)]
+    if not weights:
+        yield None
+        return
     real = {file.name: file.resolve() for file in weights}
-    folders = {file.parent for file in real.values()} or {payloads}
+    folders = {file.parent for file in real.values()}
     if len(folders) == 1 and all(real[name].name == name and real[name].exists() for name in real):
         yield folders.pop()
         return

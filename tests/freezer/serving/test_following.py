@@ -223,8 +223,8 @@ def test_lesser_instructions_are_seen(tmp_path: Path) -> None:
     store, artifacts = Store.open(str(tmp_path / "store"), create=True), []
     for recipe, name in (("torchscript-frozen", HERE), ("portable", "portable")):
         given = {"input": random_inputs(2, 16, 28, 28)}
-        out, options = tmp_path / recipe, {"name": "conv", "device_class": name}
-        artifacts.append(artifact_of(quickly(model, given, out, recipe, **options)))
+        result = quickly(model, given, tmp_path / recipe, recipe, name="conv", device_class=name)
+        artifacts.append(artifact_of(result))
     store.publish("conv", source_key="key", artifacts=artifacts)
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "SSE41"}
     assert float(python(LIMITED, store.uri, HERE, env=limited)) < SLOW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import torch
 from torch import nn
 
 import freezer
-from freezer.artifact import Artifact, FileRef
+from freezer.artifact import MANIFEST, Artifact, FileRef
+from freezer.codec import encode
 from freezer.errors import IncompatibleError
-from freezer.files import digest_file
+from freezer.files import digest_file, verify_file
+from freezer.pyfunc import STORE_POINTER, StorePointer, _load_pyfunc
 from freezer.runtime.native import ENGINE_OPENERS
 from freezer.store import Store
 from tests.support.keys import make_pair
@@ -68,6 +71,32 @@ def test_damage_is_named(
     with pytest.raises(IncompatibleError, match=path.name) as caught:
         freezer.load("conv", store=store.uri, trusted_keys=[public] if signed else [])
     assert [refusal.reason for refusal in caught.value.ladder] == ["tampered"]
+
+
+def test_what_cannot_be_verified_is_refused(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(path: Path, **kwargs: Any) -> None:
+        if path.name == Path(weights_of(artifact).path).name:
+            raise MemoryError
+        verify_file(path, **kwargs)
+
+    monkeypatch.setattr("freezer.artifact.folder.verify_file", verify)
+    with pytest.raises(IncompatibleError, match="MemoryError"):
+        answer(artifact.folder)
+
+
+def test_artifacts_that_stay_in_their_store_serve(artifact: Artifact, tmp_path: Path) -> None:
+    """MLflow has the manifest and a pointer."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("conv", source_key="a", artifacts=[artifact])
+    pointer = StorePointer(store=store.uri, model="conv", version=1, device_class=HERE)
+    folder = tmp_path / "registered"
+    folder.mkdir()
+    (folder / MANIFEST).write_bytes(artifact.manifest.to_bytes())
+    (folder / STORE_POINTER).write_text(json.dumps(encode(pointer)))
+    answered = _load_pyfunc(str(folder)).predict({"input": IMAGE.numpy()})
+    np.testing.assert_array_equal(answered, answer(artifact.folder))
 
 
 def test_links_to_files_of_other_names_serve(artifact: Artifact, tmp_path: Path) -> None:
