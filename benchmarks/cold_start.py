@@ -72,7 +72,7 @@ _BEGIN = "import sys; import numpy as np; name, x = sys.argv[1], np.load('x.npy'
 _END = "; print('answered', flush=True); sys.stdin.read()"
 _TORCH = "import torch; torch.set_grad_enabled(False); x = torch.from_numpy(x); "
 _ARRAYS = (
-    "import freezer; freezer.load('./{}', arrays='numpy')(**{{name: x}});"
+    "import freezer; model = freezer.load('./{}', arrays='numpy'); model(**{{name: x}});"
     " assert 'torch' not in sys.modules"
 )
 
@@ -96,14 +96,14 @@ ENTRANTS: Mapping[str, tuple[str, str]] = {
     "aoti": (
         "aoti_load_package",
         _TORCH + "import torch._inductor;"
-        " torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(x)",
+        " model = torch._inductor.aoti_load_package('artifact/payloads/all.pt2'); model(x)",
     ),
     "compile": (
         "torch.compile",
         _TORCH
         + "import importlib; module, function = sys.argv[2].split(':'); "
         + "model = getattr(importlib.import_module(module), function)();"
-        " torch.compile(model)(**{name: x})",
+        " model = torch.compile(model); model(**{name: x})",
     ),
     "onnxruntime": (
         "ONNX Runtime",
@@ -114,13 +114,13 @@ ENTRANTS: Mapping[str, tuple[str, str]] = {
     ),
     "openvino": (
         "OpenVINO",
-        "import openvino; openvino.Core().compile_model('model.xml', 'CPU')([x])",
+        "import openvino; model = openvino.Core().compile_model('model.xml', 'CPU'); model([x])",
     ),
     "openvino-cache": (
         "OpenVINO, cached",
         (
             "import openvino; core = openvino.Core(); core.set_property({'CACHE_DIR': 'cache'}); "
-            "core.compile_model('model.xml', 'CPU')([x])"
+            "model = core.compile_model('model.xml', 'CPU'); model([x])"
         ),
     ),
 }

@@ -267,12 +267,15 @@ def _bytes(value: object) -> bytes:
 def _union(members: tuple[_Type, ...], value: Any) -> object:
     """The value as the first member that it fits; else the mismatch that is deepest in it."""
     mismatches = []
-    for member in members:
-        try:
-            return _decode(member, value)
-        except _MismatchError as error:
-            mismatches.append(error)
-    raise max(mismatches, key=lambda error: len(error.path))
+    try:
+        for member in members:
+            try:
+                return _decode(member, value)
+            except _MismatchError as error:
+                mismatches.append(error)
+        raise max(mismatches, key=lambda error: len(error.path))
+    finally:
+        mismatches.clear()  # they refer to this frame, and so to the variables of all callers
 
 
 def _tuple(args: tuple[_Type, ...], value: Any) -> tuple[object, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +239,21 @@ print([name for name in sys.modules if name.startswith(compilers)])
         "[]",
     ]
     assert list(cache.iterdir()) == []
+
+
+def test_a_model_is_freed_with_its_last_reference(scripted: Frozen) -> None:
+    """A process that changes to a new version would else hold both."""
+
+    def loaded() -> weakref.ref[Any]:
+        return weakref.ref(freezer.load(scripted.artifact.folder))
+
+    loaded()  # imports may leave cycles
+    gc.collect()
+    gc.disable()
+    try:
+        assert loaded()() is None
+    finally:
+        gc.enable()
 
 
 def exchanged(path: Path) -> None:
