@@ -5,7 +5,7 @@ the outputs. Imports torch only if the outputs are tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +42,7 @@ class CanaryFigure:
 
 
 def run_canary(
-    artifact: Artifact,
-    model: OpenModel,
-    *,
-    smallest: bool = False,
+    artifact: Artifact, model: OpenModel, *, smallest: bool = False
 ) -> list[CanaryFigure]:
     """Run the golden sets; for a stateful model without a reset method only the first, which starts
     from the initial state.
@@ -67,13 +64,23 @@ def run_canary(
         rounds = [[0]]
     elif smallest and not manifest.stateful:
         rounds = [smallest_sets(manifest, inputs, model.payload_for), indices]
-
-    def answer(index: int) -> list[Values]:
-        if index and reset:
-            model.preserved[reset]()
-        return [values_of_output(leaf) for leaf in model.leaves(**inputs[index])]
-
-    return _passing_figures(manifest, golden_outputs(artifact), answer, rounds)
+    golden = golden_outputs(artifact)
+    for chosen in rounds:
+        answers = {}
+        for index in chosen:
+            if index and reset:
+                model.preserved[reset]()
+            answers[index] = [values_of_output(leaf) for leaf in model.leaves(**inputs[index])]
+        figures = golden_figures(manifest, golden, answers)
+        failed = [figure for figure in figures if figure.problem]
+        if not failed:
+            return figures
+    first = failed[0]
+    raise CanaryError(
+        f"{manifest.model} for {manifest.device_class}: golden set {first.set_index}, output"
+        f" {first.output!r}: {first.problem}; this machine computes different results: do not"
+        " serve it here"
+    )
 
 
 def values_of_output(leaf: Any) -> Values:
@@ -100,37 +107,6 @@ def golden_outputs(artifact: Artifact) -> list[dict[str, Values]]:
     for outputs in golden_sets(artifact.folder / GOLDEN_OUTPUTS, names, len(manifest.golden)):
         golden.append({name: values_of_output(array) for name, array in outputs.items()})
     return golden
-
-
-def _passing_figures(
-    manifest: Manifest,
-    golden: Sequence[Mapping[str, Values]],
-    answer: Callable[[int], Sequence[Values]],
-    rounds: Iterable[Sequence[int]],
-) -> list[CanaryFigure]:
-    """The figures of the first round in which no output differs.
-
-    Args:
-        manifest: manifest of the artifact.
-        golden: golden outputs by name, of every set.
-        answer: runs a set by its index, and returns the outputs in order.
-        rounds: indices of the sets to run and compare together.
-
-    Raises:
-        CanaryError: an output differs in every round.
-    """
-    for indices in rounds:
-        answers = {index: answer(index) for index in indices}
-        figures = golden_figures(manifest, golden, answers)
-        failed = [figure for figure in figures if figure.problem]
-        if not failed:
-            return figures
-    first = failed[0]
-    raise CanaryError(
-        f"{manifest.model} for {manifest.device_class}: golden set {first.set_index}, output"
-        f" {first.output!r}: {first.problem}; this machine computes different results: do not"
-        " serve it here"
-    )
 
 
 def golden_figures(

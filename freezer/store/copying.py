@@ -14,7 +14,7 @@ from freezer.files import scratch_folder
 from freezer.hardware import PORTABLE
 from freezer.progress import transferred
 from freezer.store.artifact_store import Store
-from freezer.store.forms import IMAGE, image_form, referrers_tag, write_index, write_referrers
+from freezer.store.forms import IMAGE, image_form, referrers_tag, write_referrers
 from freezer.store.oci_layout import (
     MANIFESTS,
     MEDIA_IMAGE,
@@ -22,6 +22,7 @@ from freezer.store.oci_layout import (
     NUM_TRANSFERS,
     Descriptor,
     Layout,
+    OciIndex,
 )
 from freezer.store.versions import LATEST, Version, signature_tag, signatures_of
 
@@ -179,7 +180,9 @@ def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str
                 images[name] = image_form(target, artifact, scratch / "layer.tar")
 
     def write() -> tuple[list[str], str]:
-        index = write_index(target, chain.from_iterable(images.values()))
+        index = target.write_manifest(
+            OciIndex(manifests=tuple(chain.from_iterable(images.values()))), {}
+        )
         changes = {f"{version.number}-{name}{IMAGE}": images[name][0] for name in classes}
         named = _tags(source.layout(version.model), target, version)
         tags = [f"{tag}{IMAGE}" for tag in named]

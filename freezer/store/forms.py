@@ -165,11 +165,6 @@ def _layers(artifact: Artifact) -> list[list[str]]:
     return [*([path] for path in alone), [path for path in paths if path not in alone]]
 
 
-def write_index(layout: Layout, manifests: Iterable[Descriptor]) -> Descriptor:
-    """Write an index without annotations, and return its descriptor."""
-    return layout.write_manifest(OciIndex(manifests=tuple(manifests)), {})
-
-
 def write_tar(tar: Path, folder: Path, paths: Iterable[str]) -> None:
     """Write files below /models into an archive that depends on nothing else: neither on times,
     users nor permissions.
@@ -237,4 +232,5 @@ def write_referrers(
     tag = referrers_tag(image)
     stored = layout.tags(tag).get(tag)
     known = layout.index(stored).manifests if stored else ()
-    return write_index(layout, {each.digest: each for each in (*known, *new)}.values())
+    each_once = {each.digest: each for each in (*known, *new)}
+    return layout.write_manifest(OciIndex(manifests=tuple(each_once.values())), {})

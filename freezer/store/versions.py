@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -197,7 +197,7 @@ def copy_image(
     """Copy an artifact and its signatures, verified; see `Store.pull`."""
     data = layout.artifact_manifest(image)
     manifest = Manifest.from_bytes(data, origin=f"the manifest of {image.device_class}")
-    with _writing(dest):
+    try:
         if dest.exists() and any(dest.iterdir()):
             known = dest / MANIFEST
             if not known.exists() or read_document(known) != data:
@@ -214,18 +214,12 @@ def copy_image(
                 (staging / MANIFEST).write_bytes(data)
                 _complete(staging, signatures)
                 move(staging, dest)
-    return Artifact.read(dest)
-
-
-@contextmanager
-def _writing(dest: Path) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
         raise UsageError(
             f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name"
             " another folder"
         ) from error
+    return Artifact.read(dest)
 
 
 def _complete(

@@ -16,7 +16,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from freezer.errors import ContractError, first_line
-from freezer.runtime.arrays import Array, dtype_of, name_of, narrowed, widened
+from freezer.runtime.arrays import Array, name_of, narrowed, widened
 from freezer.runtime.tensor_files import array_bytes, arrays_in, check_fit
 from freezer.spec import InputSpec, TensorSpec, take_apart
 
@@ -192,12 +192,6 @@ def read_safetensors(body: bytes, inputs: InputSpec) -> dict[str, Array]:
     headers = {name: (name_of(array.dtype), array.shape) for name, array in arrays.items()}
     check_fit([headers], inputs, "the body")
     return arrays
-
-
-def stored_array(data: bytearray, dtype: str, shape: Sequence[int]) -> Array:
-    """The array of bytes in row-major order, without a copy."""
-    array: Array = np.ndarray(shape, dtype_of(dtype), buffer=data)
-    return array
 
 
 def write_json(outputs: Mapping[str, Array]) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
@@ -23,7 +24,7 @@ from freezer.errors import ContractError, expected_names
 from freezer.runtime.arrays import dtype_of
 from freezer.serving.following import Loaded
 from freezer.spec import OutputSpec, TensorSpec
-from infra.serving.bodies import BINARY, JSON, array_of, refusal, stored_array
+from infra.serving.bodies import BINARY, JSON, array_of, refusal
 from infra.serving.model_server import KEY, ModelServer
 
 HEADER = "inference-header-content-length"
@@ -145,7 +146,7 @@ class OpenForm:
             )
         if datatype == "BOOL" and data.translate(None, b"\0\1"):
             raise ContractError(f"input {spec.name!r}: got bytes that are neither 0 nor 1")
-        return stored_array(bytearray(data), spec.dtype, given.shape)
+        return np.ndarray(given.shape, dtype_of(spec.dtype), buffer=bytearray(data))
 
     def write(self, outputs: Mapping[str, Any], labels: Mapping[str, str]) -> Response:
         """The wanted outputs, in the order in which they are wanted."""

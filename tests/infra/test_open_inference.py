@@ -25,12 +25,11 @@ from freezer.spec import DTYPES, OutputSpec, declared_spec
 from freezer.store import Store
 from infra.serving.http_server import SERVICE_ENDPOINTS
 from infra.serving.open_inference import HEADER, OpenForm
-from tests.conftest import Frozen
 from tests.support.commands import finished
 from tests.support.raylets import ROOT
 from tests.support.served import Service, serving
-from tests.support.services import X, publish
-from tests.support.steps import BATCH, HERE, artifact_of, copy_of, quickly, random_inputs
+from tests.support.services import X
+from tests.support.steps import BATCH, HERE, artifact_of, quickly, random_inputs
 
 VALUES = X.flatten().tolist()
 INPUT = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": VALUES}
@@ -198,22 +197,6 @@ def test_unknown_models_answer_nothing(service: Service) -> None:
     url = f"{service.url}/v2/models/mlp/infer"
     answer = requests.post(url, data=asked(), headers=compressed, timeout=60)
     assert (answer.status_code, list(answer.json())) == (415, ["error"])
-
-
-def test_unready_until_an_artifact_has_loaded(scripted: Frozen, tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
-    with serving(store) as started:
-        started.wait_for("reloads_total", outcome="failed")
-        for path in ("health/ready", "models/mlp", "models/mlp/ready"):
-            answer = started.get(f"/v2/{path}")
-            assert (answer.status_code, list(answer.json())) == (503, ["error"])
-        answer = infer(started, asked())
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert started.metric("requests_total", outcome="overloaded") == 1
-        assert started.get("/v2/health/live").status_code == 200
-        publish(store, copy_of(scripted.artifact, tmp_path / "first"))
-        started.wait_for_version(1)
-        assert started.get("/v2/health/ready").status_code == 200
 
 
 def model_of(dtype: str, shape: Sequence[int] = (2, 2)) -> Any:

@@ -90,9 +90,12 @@ def test_unready_until_an_artifact_has_loaded(scripted: Frozen, tmp_path: Path) 
             started.get("/ready"),
             started.get("/contract"),
             started.predict(json_of(X)),
+            started.get("/v2/health/ready"),
+            started.get("/v2/models/mlp/ready"),
+            requests.post(f"{started.url}/v2/models/mlp/infer", data=b"{}", timeout=60),
         ):
             assert answer.status_code == 503
-            assert "mlp:latest is not in store" in answer.json()["detail"]
+            assert "mlp:latest is not in store" in answer.text
         assert started.get("/live").status_code == 200
         publish(store, with_golden(scripted.artifact, tmp_path / "wrong", error=1.0))
         started.wait_for("canary_failures_total")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.cli import exiting
-from freezer.cli.app import CAMPAIGN_COMMANDS, app
+from freezer.cli.app import CAMPAIGN_COMMANDS
 from freezer.errors import (
     INFRASTRUCTURE,
     CatalogError,
@@ -20,7 +20,6 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from tests.support.commands import invoked
 from tests.support.steps import python
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -28,12 +27,6 @@ POINTS = [
     EntryPoint(name, module, CAMPAIGN_COMMANDS)
     for name, module in PROJECT["entry-points"][CAMPAIGN_COMMANDS].items()
 ]
-
-
-@pytest.fixture
-def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entry points as `make setup` installs them."""
-    monkeypatch.setattr("freezer.cli.app.entry_points", lambda group: POINTS)
 
 
 HELP = """
@@ -55,12 +48,6 @@ def test_help_imports_nothing_heavy() -> None:
     """Help answers within a second."""
     words = [f"{point.name} {point.value}" for point in POINTS]
     assert python(HELP, *words).splitlines()[-1] == "[]"
-
-
-@pytest.mark.usefixtures("checkout")
-def test_a_store_that_is_missing_exits_with_3(tmp_path: Path) -> None:
-    done = invoked(app, "compare", "a", "b", "--store", tmp_path / "none")
-    assert (done.exit_code, done.stderr.startswith("CP-STORE-UNREACHABLE: ")) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -247,5 +247,5 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
     assert f"submitted {prefix}2" in again.stdout
     assert "outcome raises portable failed (source) CP-SOURCE" in again.stdout
     ended = status(*places).stdout
-    assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
+    assert re.search(r"campaign c of catalog.yaml: finished\n.* with exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended

@@ -135,17 +135,6 @@ def test_a_damaged_version_is_not_rolled_back_to(
     assert empty.version("tiny").number == 2
 
 
-def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: Artifact) -> None:
-    first = publish(empty, one, two)
-    before = {
-        path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()
-    }
-    assert publish(empty, one, two) == first
-    index = empty.root / "tiny" / "index.json"
-    assert index.stat().st_mtime_ns == before[index]
-    assert {path for path in (empty.root / "tiny").rglob("*") if path.is_file()} == set(before)
-
-
 def test_unchanged_images_are_carried_over(
     empty: Store, one: Artifact, two: Artifact, tmp_path: Path
 ) -> None:

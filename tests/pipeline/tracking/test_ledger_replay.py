@@ -127,23 +127,6 @@ def test_a_killed_campaign_shows_its_final_outcomes(
     assert before["runs"].keys() < shown(uri)["runs"].keys(), "the runs that were there are kept"
 
 
-def interrupt_at_third(count: int) -> None:
-    if count == 3:
-        raise KeyboardInterrupt
-
-
-def test_a_resumed_campaign_keeps_its_own_outcomes(
-    store: Store, uri: str, artifacts: dict[str, Artifact]
-) -> None:
-    run_judged(store, uri, "stopped", artifacts, after=interrupt_at_third)
-    before = shown(uri)["runs"]
-    report = run_judged(store, uri, "stopped", artifacts)
-    assert [(o.model, o.device_class, o.verdict, o.cached) for o in report.outcomes] == ALL
-    assert summary_of(uri, "stopped") == ALL
-    assert before.keys() < shown(uri)["runs"].keys(), "no run was replaced"
-    assert (replayed(store, uri, "stopped").exit_code, summary_of(uri, "stopped")) == (0, ALL)
-
-
 # Several campaigns
 
 

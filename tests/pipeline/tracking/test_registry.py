@@ -76,19 +76,6 @@ def test_a_registered_version_holds_the_whole_artifact(
     assert (folder / "artifact" / "evidence" / "all-captured-code.txt").is_file()
 
 
-def test_registering_twice_makes_one_version(projection: Projection, artifact: Artifact) -> None:
-    item = outcome("once", artifact="sha256:" + 64 * "3")
-    registered(projection, item, artifact)
-    registered(projection, item, artifact)
-    projection.client.delete_registered_model_alias("once", "portable")
-    registered(projection, item, artifact)
-    assert alias_of(projection, "once") == "1"
-    assert len(projection.client.search_model_versions("name = 'once'")) == 1
-    assert len(uploads(projection, str(item.artifact))) == 1
-    registered(projection, replace(item, artifact="sha256:" + 64 * "4", version=4), artifact)
-    assert alias_of(projection, "once") == "2"
-
-
 def test_an_alias_never_moves_to_an_older_version(
     projection: Projection, artifact: Artifact
 ) -> None:
