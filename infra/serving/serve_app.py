@@ -119,8 +119,8 @@ def build(arguments: Arguments) -> serve.Application:
             Replica,
             name=name,
             num_replicas=count,
-            # Those of one call, and one that is read meanwhile.
-            max_ongoing_requests=max(arguments.max_batch, 1) + 1,
+            # At least 8: Ray's router waits longer and longer for replicas that are full.
+            max_ongoing_requests=max(arguments.max_batch + 1, 8),
             max_queued_requests=arguments.queue,
             graceful_shutdown_timeout_s=60,
             ray_actor_options=placement(name, arguments.replicas) | {"num_cpus": arguments.threads},
