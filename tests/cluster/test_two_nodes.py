@@ -13,7 +13,7 @@ from tests.cluster.conftest import V3, V4, watched, write_slow_catalog
 from tests.support.campaign_runs import outcomes
 from tests.support.fault_sites import Driver
 from tests.support.raylets import RayCluster
-from tests.support.watched import Interval, intervals
+from tests.support.watched import intervals
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -26,16 +26,7 @@ for node in sorted(ray.nodes(), key=lambda node: "node:__internal_head__" not in
 """Prints the ids of a cluster's nodes, the head's first."""
 
 
-def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
-    """Each judge with every task that ran on its node at the same time."""
-    return [
-        (a, b) for a in found for b in found if a.kind == "judge" and a is not b and a.overlaps(b)
-    ]
-
-
-def test_two_campaigns_place_by_class_and_judge_alone(
-    private_cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_two_campaigns_place_by_class(private_cluster: RayCluster, tmp_path: Path) -> None:
     private_cluster.start(num_cpus=2, classes=[V4])
     private_cluster.start(num_cpus=1, classes=[V3])
     first, second = tmp_path / "first", tmp_path / "second"
@@ -45,9 +36,8 @@ def test_two_campaigns_place_by_class_and_judge_alone(
     for driver in [Driver(private_cluster.popen(command)) for command in commands]:
         assert driver.end() == 0, driver.output
     found = intervals(first / "first", second / "second")
-    kinds = sorted(task.kind for task in found if task.kind != "probe")
-    assert kinds == ["build"] * 5 + ["judge"] * 5
-    assert beside_judges(found) == []
+    kinds = sorted(task.kind for task in found if task.what.endswith((V3, V4)))
+    assert kinds == ["build"] * 3 + ["judge"] * 3  # `portable` runs within them, or beside
     nodes = {
         device_class: {task.node_id for task in found if task.what.endswith(device_class)}
         for device_class in (V3, V4)
