@@ -1,6 +1,4 @@
-"""Campaigns on two unlike nodes: tasks are placed by class, judges run alone, and nodes come and
-go.
-"""
+"""Campaigns on two unlike nodes: tasks are placed by class, and nodes come and go."""
 
 from __future__ import annotations
 
