@@ -55,7 +55,7 @@ def frozen(made: type[_Record]) -> type[_Record]:
     """Make a class a frozen dataclass with slots, whose fields are given by name; a decorator.
 
     All of them share some methods, since `dataclass` compiles its own for each class, which takes
-    a third of the time in which freezer is imported.
+    10 of 70 ms in which `freezer.load` is imported.
     """
     made = dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)(made)
     for name, method in (("__eq__", _equal), ("__hash__", _hash), ("__repr__", _text)):

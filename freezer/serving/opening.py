@@ -75,8 +75,8 @@ def _verified_meanwhile(
 
     def wait() -> None:
         verifying.join()
-        for error in errors:
-            raise error
+        if errors:
+            raise errors.pop()
 
     verifying = Thread(target=verify)
     verifying.start()
