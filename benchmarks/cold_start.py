@@ -11,7 +11,7 @@ Then every entrant starts in a
 process of its own, in a new random order in each repeat: it imports what it needs, opens its file,
 reads the inputs and answers. The clock runs from the start of the process until it reports the
 answer. The entrants (`ENTRANTS`) are scripts as their documentation writes them, with default
-settings. Files are in the page cache.
+settings, in float32. Files are in the page cache.
 """
 
 from __future__ import annotations

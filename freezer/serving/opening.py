@@ -15,7 +15,7 @@ from threading import Thread
 from freezer.artifact import Artifact, FileRef, Payload, weights_of
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenModel
-from freezer.runtime.native import import_openvino
+from freezer.runtime.native import import_openvino, open_arrays
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import needed_files, runs_without_torch
 from freezer.serving.process import LoadOptions
@@ -98,8 +98,6 @@ def _open(
     ladder: Sequence[Refusal],
 ) -> OpenModel:
     if runs_without_torch(artifact.manifest, options):
-        from freezer.runtime.native import open_arrays
-
         return open_arrays(artifact, payloads, num_threads, ladder)
     from freezer.runtime.open_tensors import calls_of, open_tensors
 
