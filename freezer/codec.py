@@ -18,7 +18,16 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import (
+    MISSING,
+    Field,
+    FrozenInstanceError,
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+)
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -54,13 +63,49 @@ _SCALARS = (bool, int, float, str, NoneType)
 def frozen(made: type[_Record]) -> type[_Record]:
     """Make a class a frozen dataclass with slots, whose fields are given by name; a decorator.
 
-    All of them share some methods, since `dataclass` compiles its own for each class, which takes
-    10 of 70 ms in which `freezer.load` is imported.
+    All of them share their methods, since `dataclass` compiles its own for each class, which took
+    25 of 70 ms in which `freezer.load` is imported.
     """
-    made = dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)(made)
-    for name, method in (("__eq__", _equal), ("__hash__", _hash), ("__repr__", _text)):
+    made = dataclass(init=False, kw_only=True, slots=True, eq=False, repr=False)(made)
+    for name, method in _SHARED.items():
         setattr(made, name, method)
     return made
+
+
+def _init(record: Any, /, **given: object) -> None:
+    for each in fields(record):
+        value = given.pop(each.name) if each.name in given else _default(each)
+        if value is MISSING:
+            raise TypeError(f"{type(record).__qualname__} needs {each.name}")
+        object.__setattr__(record, each.name, value)
+    if given:
+        raise TypeError(f"{type(record).__qualname__} has no {', '.join(given)}")
+    if (check := getattr(record, "__post_init__", None)) is not None:
+        check()
+
+
+class _Signature:
+    """What `help` shows of a class: its fields."""
+
+    def __get__(self, _: object, made: Any) -> Signature:
+        return Signature([_parameter(each) for each in fields(made)])
+
+
+def _parameter(item: Field[Any]) -> Parameter:
+    default = _default(item)
+    if default is MISSING:
+        default = Parameter.empty
+    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=item.type)
+
+
+def _refuse(record: object, name: str, _: object = None) -> None:
+    raise FrozenInstanceError(f"{name} of a {type(record).__qualname__} cannot change")
+
+
+def _restore(record: object, state: tuple[None, Json]) -> None:
+    """Take the state of a copy or pickle, which would set attributes."""
+    for name, value in state[1].items():
+        object.__setattr__(record, name, value)
 
 
 def _equal(record: object, other: object) -> bool:
@@ -81,6 +126,17 @@ def _text(record: Any) -> str:
     shown = [f"{each.name}={getattr(record, each.name)!r}" for each in fields(record) if each.repr]
     return f"{type(record).__qualname__}({', '.join(shown)})"
 
+
+_SHARED = {
+    "__init__": _init,
+    "__signature__": _Signature(),
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+    "__setstate__": _restore,
+    "__eq__": _equal,
+    "__hash__": _hash,
+    "__repr__": _text,
+}
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default."""

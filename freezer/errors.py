@@ -34,7 +34,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -46,6 +45,8 @@ def expected_names(got: str, names: Iterable[str]) -> str:
     """Return the part of a message that lists the valid names, and suggests the closest to the one
     given.
     """
+    from difflib import get_close_matches
+
     known = list(names)
     close = get_close_matches(got, known, n=1)
     return f"expected {', '.join(known) or 'none'}" + (
@@ -98,19 +99,18 @@ def _unpickled(
     return error
 
 
-_PLACES = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : "
+_PLACES = (
+    r"(?m)\[ONNXRuntimeError\] : \d+ : \w+ : "
     r"|Load model from [^\n]*? failed:\s*"
     r"|This is an invalid model\. (In Node, [^\n]*?, Error )?(Type )?(Error: )?"
     r"|\S+\.(cc|cpp|h|hpp|cu):\d+ [^\n]*?\)( \[with [^\]]*\])? (?=\S)"
-    r"|^(Exception from|Check '[^\n]*' failed at|While validating node) [^\n]*:\n",
-    re.MULTILINE,
+    r"|^(Exception from|Check '[^\n]*' failed at|While validating node) [^\n]*:\n"
 )
 
 
 def without_places(text: str) -> str:
     """Return a message of ONNX Runtime or OpenVINO without files and functions of its own code."""
-    return _PLACES.sub("", text)
+    return re.sub(_PLACES, "", text)
 
 
 def described(error: BaseException) -> str:

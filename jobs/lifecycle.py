@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from freezer.artifact import size_text
+from freezer.artifact.description import size_text
 from freezer.cli import (
     StoreOption,
     command_app,

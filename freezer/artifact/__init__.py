@@ -1,30 +1,10 @@
-"""Artifacts: manifest, folder, payload selection, signatures, freezing report, and rendering for
-people and for Triton.
+"""Artifacts: manifest, folder, payload selection, signatures, freezing report. The modules
+description, explanation and triton render them, and are imported by name, since loading needs none.
 
 May import: freezer.hardware and below. Imports no torch.
 Read first: manifest.py.
 """
 
-from freezer.artifact.description import (
-    FREEZING,
-    describe,
-    describe_freezing,
-    figures_text,
-    freezing_markdown,
-    frozen_code,
-    size_text,
-    with_accuracy,
-)
-from freezer.artifact.explanation import (
-    MOST,
-    NO_ERROR,
-    NUMERICS,
-    WRONG,
-    Error,
-    Explanation,
-    NodeScore,
-    StageScore,
-)
 from freezer.artifact.folder import (
     GOLDEN_EAGER,
     GOLDEN_INPUTS,
@@ -117,19 +97,12 @@ from freezer.artifact.signatures import (
     read_keys,
     signed_with,
 )
-from freezer.artifact.triton import (
-    DATATYPES,
-    sizes_of,
-    write_triton,
-)
 
 __all__ = [
     "ANNOTATION",
-    "DATATYPES",
     "ENGINES",
     "ERROR_RATIO",
     "FORMAT_VERSION",
-    "FREEZING",
     "GOLDEN_EAGER",
     "GOLDEN_INPUTS",
     "GOLDEN_OUTPUTS",
@@ -143,14 +116,10 @@ __all__ = [
     "MEDIA_SIGNATURE",
     "MEDIA_TEXT",
     "MEDIA_WEIGHTS",
-    "MOST",
     "NOT_TRIED",
-    "NO_ERROR",
-    "NUMERICS",
     "PREDICATE",
     "SIGNATURE",
     "UNMEASURED",
-    "WRONG",
     "AccuracyRecord",
     "Artifact",
     "CandidateRecord",
@@ -159,8 +128,6 @@ __all__ = [
     "DriftRecord",
     "Dropped",
     "EntrantRecord",
-    "Error",
-    "Explanation",
     "Fallback",
     "FileRef",
     "FreezingRecord",
@@ -174,7 +141,6 @@ __all__ = [
     "MeasuredDrift",
     "MeasuredLatency",
     "Needs",
-    "NodeScore",
     "Payload",
     "PayloadKind",
     "PointFigures",
@@ -185,19 +151,13 @@ __all__ = [
     "Signatures",
     "Signed",
     "SpeedChange",
-    "StageScore",
     "Tradeoff",
     "bundle_with",
     "check_inside",
-    "describe",
-    "describe_freezing",
     "engines_of",
-    "figures_text",
     "file_ref",
     "files_of",
     "folder_of",
-    "freezing_markdown",
-    "frozen_code",
     "is_by",
     "is_exact",
     "is_specialized",
@@ -212,8 +172,6 @@ __all__ = [
     "regression_kind",
     "signed_with",
     "size_of",
-    "size_text",
-    "sizes_of",
     "slower_places",
     "slower_than_eager",
     "stored_as_captured",
@@ -221,8 +179,6 @@ __all__ = [
     "torch_folder",
     "version_tuple",
     "weights_of",
-    "with_accuracy",
     "without_specialized",
     "write_artifact",
-    "write_triton",
 ]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Option
 
-from freezer.artifact import ERROR_RATIO, describe, folder_of, frozen_code
+from freezer.artifact import ERROR_RATIO, folder_of
+from freezer.artifact.description import describe, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
 from freezer.cli.arguments import (
     ClassOption,

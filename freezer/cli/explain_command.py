@@ -27,7 +27,7 @@ from freezer.spec import InputSpec
 from freezer.store import Store
 
 if TYPE_CHECKING:
-    from freezer.artifact import Explanation
+    from freezer.artifact.explanation import Explanation
     from freezer.freezing.sources import Source
 
 

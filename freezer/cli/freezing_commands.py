@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from freezer.artifact import with_accuracy
+from freezer.artifact.description import with_accuracy
 from freezer.cli.arguments import (
     ClassOption,
     NoiseOption,

@@ -14,14 +14,9 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from freezer.artifact import (
-    MANIFEST,
-    Artifact,
-    folder_of,
-    size_text,
-    torch_folder,
-    write_triton,
-)
+from freezer.artifact import MANIFEST, Artifact, folder_of, torch_folder
+from freezer.artifact.description import size_text
+from freezer.artifact.triton import write_triton
 from freezer.cli.arguments import (
     ClassOption,
     JsonOption,

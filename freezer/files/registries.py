@@ -49,9 +49,9 @@ ANSWER_BYTES = 4 << 20
 """Largest answer of a token server, or page of a list."""
 
 _AUTHORITIES = ("/etc/docker/certs.d/{}/ca.crt", "/etc/containers/certs.d/{}/ca.crt")
-_HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9a-f:]+\](:[0-9]+)?")
-_PREFIX = re.compile(r"([a-z0-9]+([._/-]+[a-z0-9]+)*)?")
-_LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
+_HOST = r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9a-f:]+\](:[0-9]+)?"
+_PREFIX = r"([a-z0-9]+([._/-]+[a-z0-9]+)*)?"
+_LOOPBACK = r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?"
 _OCTETS = {"Content-Type": "application/octet-stream"}
 
 
@@ -89,7 +89,7 @@ def registry_address(uri: str) -> RegistryAddress:
             " are printed and stored; use `docker login`, `podman login` or `skopeo login`"
         )
     prefix = parts.path.strip("/")
-    if not _HOST.fullmatch(parts.netloc) or not _PREFIX.fullmatch(prefix):
+    if not re.fullmatch(_HOST, parts.netloc) or not re.fullmatch(_PREFIX, prefix):
         raise UsageError(f"{uri!r} names no registry; expected {OCI}://HOST/REPOSITORY, lowercase")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(options.keys() - set(OPTIONS))
@@ -318,7 +318,7 @@ class Registry:
     @cached_property
     def _login(self) -> tuple[str, str] | None:
         """User and secret for the registry; None without a login, or if others could read it."""
-        is_private = self.address.scheme == "https" or _LOOPBACK.fullmatch(self.address.host)
+        is_private = self.address.scheme == "https" or re.fullmatch(_LOOPBACK, self.address.host)
         return login_of(self.address.host, self.address.prefix) if is_private else None
 
     def _unreachable(self, place: str, error: Exception) -> RemoteError:

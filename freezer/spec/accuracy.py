@@ -31,7 +31,7 @@ LIMITS = {TOP1: "top1_agreement_min", METRIC: "metric_drop_max", SQNR: "sqnr_db_
 LIMITS[COSINE] = "cosine_min"
 """Name of the limit of each measure."""
 
-_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
+_FUNCTION = r"[\w.]+:[\w.]+"
 
 _MOST: Mapping[str, float] = {
     "top1_agreement_min": 1.0,
@@ -90,7 +90,7 @@ def declared_accuracy(given: JsonView) -> Accuracy:
         if name not in _MOST and not isinstance(value, str):
             raise _refusal(f"{name}: got {value!r}, expected a text")
     metric = given.get("metric", "").removeprefix("python:")
-    if metric and not _FUNCTION.fullmatch(metric):
+    if metric and not re.fullmatch(_FUNCTION, metric):
         raise _refusal(f"metric: got {metric!r}, expected MODULE:FUNCTION")
     return Accuracy(**{**given, "metric": metric or None})
 

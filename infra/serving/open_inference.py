@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
-from freezer.artifact import DATATYPES, sizes_of
+from freezer.artifact.triton import DATATYPES, sizes_of
 from freezer.errors import ContractError, expected_names
 from freezer.runtime.arrays import dtype_of
 from freezer.serving.following import Loaded

@@ -9,7 +9,6 @@ from typing import Any
 from freezer.artifact import (
     UNMEASURED,
     AccuracyRecord,
-    Explanation,
     FreezingRecord,
     FreezingReport,
     Measured,
@@ -17,6 +16,7 @@ from freezer.artifact import (
     PreviousRecord,
     Tradeoff,
 )
+from freezer.artifact.explanation import Explanation
 from freezer.codec import (
     OMIT_DEFAULT,
     Json,

@@ -10,7 +10,7 @@ from dataclasses import astuple, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
-from freezer.artifact import with_accuracy
+from freezer.artifact.description import with_accuracy
 from freezer.codec import Json, JsonView, frozen
 from freezer.hardware import PORTABLE, this_host
 from freezer.spec import CLOCKS, MARKS

@@ -15,7 +15,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from freezer.artifact import ERROR_RATIO, describe_freezing
+from freezer.artifact import ERROR_RATIO
+from freezer.artifact.description import describe_freezing
 from freezer.codec import Json, encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store

@@ -14,15 +14,14 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from freezer.artifact import (
+from freezer.artifact import UNMEASURED, PointFigures
+from freezer.artifact.description import (
     FREEZING,
-    UNMEASURED,
-    Explanation,
-    PointFigures,
     describe_freezing,
     figures_text,
     freezing_markdown,
 )
+from freezer.artifact.explanation import Explanation
 from freezer.codec import encode, frozen
 from pipeline.records import SKIPPED, CandidateReport, Outcome, shortened
 

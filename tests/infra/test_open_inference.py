@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import freezer
-from freezer.artifact import DATATYPES
+from freezer.artifact.triton import DATATYPES
 from freezer.errors import ContractError
 from freezer.runtime.arrays import widened
 from freezer.spec import DTYPES, OutputSpec, declared_spec

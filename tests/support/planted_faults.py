@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.nn import functional as F  # noqa: N812
 
-from freezer.artifact import Explanation
+from freezer.artifact.explanation import Explanation
 from freezer.freezing.drift import Reference, run_reference
 from freezer.freezing.explaining import explain_recipe, stages
 from freezer.freezing.lowering import origin_of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from freezer.artifact import MOST, NO_ERROR, WRONG, Explanation, NodeScore, StageScore
+from freezer.artifact.explanation import MOST, NO_ERROR, WRONG, Explanation, NodeScore, StageScore
 from freezer.errors import first_line
 from freezer.files import scratch_folder
 from freezer.freezing.capture import Attempt, Repair, export_at

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from freezer.artifact import NodeScore, PayloadKind
+from freezer.artifact import PayloadKind
+from freezer.artifact.explanation import NodeScore
 from freezer.freezing.explaining.values import GraphReference
 
 _ENGINES: dict[PayloadKind, str] = {

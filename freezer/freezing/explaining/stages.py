@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
-from freezer.artifact import NUMERICS, Error, NodeScore
+from freezer.artifact.explanation import NUMERICS, Error, NodeScore
 from freezer.codec import frozen
 from freezer.freezing.capture import Captured
 from freezer.freezing.explaining.engines import (

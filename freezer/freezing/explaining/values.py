@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from freezer.artifact import MOST, NO_ERROR, WRONG, Error, NodeScore
+from freezer.artifact.explanation import MOST, NO_ERROR, WRONG, Error, NodeScore
 from freezer.compare import OutputError, distances, judge_rmse
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack

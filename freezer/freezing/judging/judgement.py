@@ -13,7 +13,6 @@ from freezer.artifact import (
     AccuracyRecord,
     ColdStart,
     Dropped,
-    Explanation,
     LatencyRecord,
     Manifest,
     Measured,
@@ -23,6 +22,7 @@ from freezer.artifact import (
     Tradeoff,
     place_text,
 )
+from freezer.artifact.explanation import Explanation
 from freezer.codec import frozen
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import STRIDES, Call, DriftReport

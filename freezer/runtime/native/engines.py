@@ -60,7 +60,7 @@ _ONNX_BFLOAT16 = 16
 
 _TELEMETRY = "openvino_telemetry"
 _INT32 = np.iinfo(np.int32)
-_DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST = "[0-9a-f]{64}"
 _import = threading.Lock()
 
 EngineRunner: TypeAlias = Callable[[Sequence[Array]], list[Array]]
@@ -106,7 +106,7 @@ def _folder_of_weights(payloads: Path) -> Iterator[Path | None]:
     ONNX Runtime maps them by their path, and refuses links to files of other folders or names: such
     files are copied.
     """
-    weights = [file for file in payloads.iterdir() if _DIGEST.fullmatch(file.name)]
+    weights = [file for file in payloads.iterdir() if re.fullmatch(_DIGEST, file.name)]
     if not weights:
         yield None
         return

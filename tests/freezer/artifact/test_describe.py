@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import (
-    CandidateRecord,
-    FreezingRecord,
-    FreezingReport,
-    LatencyRecord,
-    describe,
-)
+from freezer.artifact import CandidateRecord, FreezingRecord, FreezingReport, LatencyRecord
+from freezer.artifact.description import describe
 from tests.support.steps import write_plain_artifact
 
 FREEZING = FreezingRecord(

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, write_triton
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
+from freezer.artifact.triton import write_triton
 from freezer.errors import UsageError
 from freezer.runtime.tensor_files import load_tensors
 from freezer.spec import Dim

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -105,3 +109,16 @@ def test_dims_of_multiples() -> None:
     assert list(spec.dims[1].sizes) == list(range(4, 45, 4))
     assert str(spec.dims[0]) == "height from 32 to 128 in multiples of 8"
     assert decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here") == spec
+
+
+def test_records_copy_pickle_and_stay_as_they_are() -> None:
+    dim = Dim(name="batch", min=1, max=8)
+    assert copy.deepcopy(dim) == pickle.loads(pickle.dumps(dim)) == replace(dim) == dim
+    assert {dim: 1}[replace(dim, max=8)] == 1
+    assert list(inspect.signature(Dim).parameters)[:3] == ["name", "min", "max"]
+    with pytest.raises(FrozenInstanceError, match="max"):
+        dim.max = 9  # type: ignore[misc]
+    with pytest.raises(TypeError, match="needs name"):
+        Dim()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no most"):
+        Dim(name="batch", min=1, max=8, most=3)  # type: ignore[call-arg]

@@ -18,14 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import freezer
-from freezer.artifact import (
-    GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
-    MEDIA_SAFETENSORS,
-    Artifact,
-    describe,
-    file_ref,
-)
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact.description import describe
 from freezer.codec import encode
 from freezer.errors import (
     CanaryError,

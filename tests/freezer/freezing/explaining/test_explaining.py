@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import Explanation
+from freezer.artifact.explanation import Explanation
 from freezer.codec import decode, encode
 from freezer.freezing.candidates import build, repaired_recipe
 from freezer.freezing.drift import run_reference

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import describe
+from freezer.artifact.description import describe
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import Session, judge
 from freezer.freezing.packaging import assemble
