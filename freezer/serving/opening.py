@@ -7,7 +7,7 @@ of ONNX Runtime are only numbers, which are verified while it packs them, and be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Thread
@@ -15,7 +15,7 @@ from threading import Thread
 from freezer.artifact import Artifact, FileRef, Payload, weights_of
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenModel
-from freezer.runtime.native import import_openvino, open_arrays
+from freezer.runtime.native import open_arrays
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import needed_files, runs_without_torch
 from freezer.serving.process import LoadOptions
@@ -44,10 +44,7 @@ def open_artifact(
         others = (item for item in held.manifest.contents if item not in weights)
         held.verify(tuple(item for item in others if item.path in paths))
         open_again = partial(_open, held, payloads, num_threads, options, ladder)
-        with _verified_meanwhile(held, weights) as wait_until_verified:
-            if any(payload.kind == "openvino" for payload in payloads):
-                import_openvino("the artifact needs OpenVINO")
-                wait_until_verified()  # its weights have shapes and indices among them
+        with _verified_meanwhile(held, weights):
             model = open_again()
         if options.canary:
             run_canary(held, model, smallest=True)
@@ -57,10 +54,8 @@ def open_artifact(
 
 
 @contextmanager
-def _verified_meanwhile(
-    artifact: Artifact, weights: tuple[FileRef, ...]
-) -> Iterator[Callable[[], None]]:
-    """Verify weights while the block opens them; yields a function that waits for the end.
+def _verified_meanwhile(artifact: Artifact, weights: tuple[FileRef, ...]) -> Iterator[None]:
+    """Verify weights while the block opens them.
 
     Raises:
         IntegrityError: they differ, in place of what the block raised for that reason.
@@ -73,21 +68,14 @@ def _verified_meanwhile(
         except BaseException as error:
             errors.append(error)
 
-    def wait() -> None:
-        verifying.join()
-        if errors:
-            raise errors.pop()
-
     verifying = Thread(target=verify)
     verifying.start()
     try:
-        yield wait
-    except Exception:
-        wait()
-        raise
+        yield
     finally:
         verifying.join()
-    wait()
+        if errors:
+            raise errors.pop()
 
 
 def _open(

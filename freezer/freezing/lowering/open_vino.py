@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import torch
 from torch import Tensor
@@ -57,6 +58,7 @@ from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import (
     CALLS_FILE,
     GRAPH_FILE,
+    INTEGERS_FILE,
     EngineCalls,
     import_openvino,
     without_telemetry,
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from openvino import Model
 
 SUFFIX = ".ovir"
+
+_INTEGERS = ("i16", "u16", "i32", "u32", "i64", "u64")
 
 _PRODUCTS = (
     "Convolution",
@@ -289,14 +293,29 @@ def _save(
             str(graph),
             compress_to_fp16=False,
         )
-        file = graph.with_suffix(".bin")
+        file, integers = graph.with_suffix(".bin"), b""
         if file.stat().st_size:
+            places = _integers(graph)
+            with file.open("rb") as opened:
+                integers = b"".join(os.pread(opened.fileno(), size, at) for at, size in places)
             weights = named_by_digest(file, path.parent)
-            calls = replace(calls, weights=Path(weights.path).name)
+            calls = replace(calls, weights=Path(weights.path).name, integers=places)
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
             archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
+            archive.writestr(zipfile.ZipInfo(INTEGERS_FILE), integers)
     return weights
+
+
+def _integers(graph: Path) -> tuple[tuple[int, int], ...]:
+    """Offset and size of constants that may be shapes or indices, which have 16 bits or more."""
+    found = [data.attrib for data in ElementTree.parse(graph).iter("data")]
+    places = {
+        (int(data["offset"]), int(data["size"]))
+        for data in found
+        if data.get("element_type") in _INTEGERS and "offset" in data
+    }
+    return tuple(sorted(places))
 
 
 def _operators(model: Model) -> Counter[str]:

@@ -20,7 +20,7 @@ from freezer.codec import encode
 from freezer.errors import IncompatibleError
 from freezer.files import digest_file, verify_file
 from freezer.pyfunc import STORE_POINTER, StorePointer, _load_pyfunc
-from freezer.runtime.native import ENGINE_OPENERS
+from freezer.runtime.native import CALLS_FILE, ENGINE_OPENERS
 from freezer.store import Store
 from tests.support.keys import make_pair
 from tests.support.steps import HERE, artifact_of, blob_of, flip_a_byte, quickly, random_inputs
@@ -71,6 +71,41 @@ def test_damage_is_named(
     with pytest.raises(IncompatibleError, match=path.name) as caught:
         freezer.load("conv", store=store.uri, trusted_keys=[public] if signed else [])
     assert [refusal.reason for refusal in caught.value.ladder] == ["tampered"]
+
+
+class Picks(nn.Module):
+    """[batch, 4, 64] to [batch, 2, 64], by indices and shapes that are weights."""
+
+    places: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.tensor([3, 1]))
+        self.scale = nn.Parameter(torch.rand(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.places].reshape(-1, 2, 64) * self.scale
+
+
+def test_integers_of_openvino_are_not_read_from_the_file(tmp_path: Path) -> None:
+    """It reads weights while they are verified, and a wrong index ends the process."""
+    pytest.importorskip("openvino")
+    model, x = Picks(), random_inputs(2, 4, 64)
+    artifact = artifact_of(quickly(model, {"x": x}, tmp_path / "picks", "openvino"))
+    [payload] = artifact.manifest.payloads
+    with zipfile.ZipFile(artifact.folder / payload.path) as archive:
+        places = json.loads(archive.read(CALLS_FILE))["integers"]
+    file = artifact.folder / weights_of(artifact).path
+    data = bytearray(file.read_bytes())
+    for offset, size in places:
+        data[offset : offset + size] = b"\x7f" * size
+    assert bytes(data) != file.read_bytes()
+    file.write_bytes(data)
+    opened = ENGINE_OPENERS[payload.kind]
+    runner = opened(artifact.folder / payload.path, artifact.manifest.recipe.settings, 1)
+    torch.testing.assert_close(torch.from_numpy(runner([x.numpy()])[0]), model(x).detach())
+    with pytest.raises(IncompatibleError, match="tampered"):
+        freezer.load(artifact.folder)
 
 
 def test_what_cannot_be_verified_is_refused(
