@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -58,7 +59,7 @@ from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import (
     CALLS_FILE,
     GRAPH_FILE,
-    INTEGERS_FILE,
+    SHAPING_FILE,
     EngineCalls,
     import_openvino,
     without_telemetry,
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
 SUFFIX = ".ovir"
 
 _INTEGERS = ("i16", "u16", "i32", "u32", "i64", "u64")
+_SMALL = 64
+"""Bytes of a constant that may scale sizes, such as Interpolate's."""
 
 _PRODUCTS = (
     "Convolution",
@@ -293,27 +296,27 @@ def _save(
             str(graph),
             compress_to_fp16=False,
         )
-        file, integers = graph.with_suffix(".bin"), b""
+        file, shaping = graph.with_suffix(".bin"), b""
         if file.stat().st_size:
-            places = _integers(graph)
-            with file.open("rb") as opened:
-                integers = b"".join(os.pread(opened.fileno(), size, at) for at, size in places)
+            places = _shaping(graph)
+            data = np.memmap(file, np.uint8, "r")
+            shaping = b"".join(data[at : at + size].tobytes() for at, size in places)
             weights = named_by_digest(file, path.parent)
-            calls = replace(calls, weights=Path(weights.path).name, integers=places)
+            calls = replace(calls, weights=Path(weights.path).name, shaping=places)
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
             archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
-            archive.writestr(zipfile.ZipInfo(INTEGERS_FILE), integers)
+            archive.writestr(zipfile.ZipInfo(SHAPING_FILE), shaping)
     return weights
 
 
-def _integers(graph: Path) -> tuple[tuple[int, int], ...]:
-    """Offset and size of constants that may be shapes or indices, which have 16 bits or more."""
+def _shaping(graph: Path) -> tuple[tuple[int, int], ...]:
+    """Offset and size of constants that may be shapes, indices or scales of sizes."""
     found = [data.attrib for data in ElementTree.parse(graph).iter("data")]
     places = {
         (int(data["offset"]), int(data["size"]))
         for data in found
-        if data.get("element_type") in _INTEGERS and "offset" in data
+        if "offset" in data and (data["element_type"] in _INTEGERS or int(data["size"]) <= _SMALL)
     }
     return tuple(sorted(places))
 

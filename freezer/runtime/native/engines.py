@@ -39,7 +39,7 @@ OUTPUT_ORDERS = "coldpress.output_orders"
 first; None if it is contiguous.
 """
 
-GRAPH_FILE, CALLS_FILE, INTEGERS_FILE = "model.xml", "calls.json", "integers.bin"
+GRAPH_FILE, CALLS_FILE, SHAPING_FILE = "model.xml", "calls.json", "shaping.bin"
 """Files of OpenVINO's payload, a ZIP archive without compression."""
 
 _WEIGHTS_FILE = "model.bin"
@@ -218,15 +218,15 @@ class EngineCalls:
         orders: for each output the order of eager's dims in memory, largest stride first; None if
             it is contiguous.
         weights: name of the file with the weights, beside the payload; empty if there are none.
-        integers: offset and size of the integers among them, in bytes. INTEGERS_FILE has them once
-            more: OpenVINO reads the weights while they are verified, and a wrong shape or index
-            may end the process.
+        shaping: offset and size of those that may be shapes, indices or scales of sizes, in bytes.
+            SHAPING_FILE has them once more: OpenVINO reads the weights while they are verified, and
+            a wrong index may end the process.
     """
 
     inputs: tuple[int, ...]
     orders: tuple[tuple[int, ...] | None, ...]
     weights: str = ""
-    integers: tuple[tuple[int, int], ...] = ()
+    shaping: tuple[tuple[int, int], ...] = ()
 
 
 def open_openvino(path: Path, settings: Mapping[str, Any], num_threads: int) -> EngineRunner:
@@ -286,12 +286,12 @@ def _read(path: Path) -> tuple[str, Array, EngineCalls]:
         document = json.loads(archive.read(CALLS_FILE))
         calls = decode(EngineCalls, document, origin=f"{path.name}: {CALLS_FILE}")
         within = [info for info in archive.infolist() if info.filename == _WEIGHTS_FILE]
-        integers = archive.read(INTEGERS_FILE) if calls.integers else b""
+        shaping = archive.read(SHAPING_FILE) if calls.shaping else b""
     weights: Array = np.empty(0, np.uint8)
     if calls.weights:
         weights = np.memmap(path.with_name(calls.weights), np.uint8, "c")
-        here = np.frombuffer(integers, np.uint8)
-        for offset, size in calls.integers:
+        here = np.frombuffer(shaping, np.uint8)
+        for offset, size in calls.shaping:
             weights[offset : offset + size], here = here[:size], here[size:]
     for info in within:
         if info.file_size:

@@ -87,14 +87,14 @@ class Picks(nn.Module):
         return x[:, self.places].reshape(-1, 2, 64) * self.scale
 
 
-def test_integers_of_openvino_are_not_read_from_the_file(tmp_path: Path) -> None:
+def test_shapes_and_indices_of_openvino_are_not_read_from_the_file(tmp_path: Path) -> None:
     """It reads weights while they are verified, and a wrong index ends the process."""
     pytest.importorskip("openvino")
     model, x = Picks(), random_inputs(2, 4, 64)
     artifact = artifact_of(quickly(model, {"x": x}, tmp_path / "picks", "openvino"))
     [payload] = artifact.manifest.payloads
     with zipfile.ZipFile(artifact.folder / payload.path) as archive:
-        places = json.loads(archive.read(CALLS_FILE))["integers"]
+        places = json.loads(archive.read(CALLS_FILE))["shaping"]
     file = artifact.folder / weights_of(artifact).path
     data = bytearray(file.read_bytes())
     for offset, size in places:
