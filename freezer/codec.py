@@ -72,14 +72,15 @@ def frozen(made: type[_Record]) -> type[_Record]:
     return made
 
 
-def _init(record: Any, /, **given: object) -> None:
+def _init(record: Any, /, *others: object, **given: object) -> None:
     for each in fields(record):
         value = given.pop(each.name) if each.name in given else _default(each)
         if value is MISSING:
-            raise TypeError(f"{type(record).__qualname__} needs {each.name}")
+            raise TypeError(f"{type(record).__qualname__} needs {each.name}, given by name")
         object.__setattr__(record, each.name, value)
-    if given:
-        raise TypeError(f"{type(record).__qualname__} has no {', '.join(given)}")
+    if others or given:
+        names = ", ".join(each.name for each in fields(record))
+        raise TypeError(f"{type(record).__qualname__} takes {names}, given by name")
     if (check := getattr(record, "__post_init__", None)) is not None:
         check()
 

@@ -118,7 +118,7 @@ def test_records_copy_pickle_and_stay_as_they_are() -> None:
     assert list(inspect.signature(Dim).parameters)[:3] == ["name", "min", "max"]
     with pytest.raises(FrozenInstanceError, match="max"):
         dim.max = 9  # type: ignore[misc]
-    with pytest.raises(TypeError, match="needs name"):
-        Dim()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="has no most"):
+    with pytest.raises(TypeError, match="needs name, given by name"):
+        Dim("batch", 1, 8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="takes name, min, max, multiple_of, given by name"):
         Dim(name="batch", min=1, max=8, most=3)  # type: ignore[call-arg]
