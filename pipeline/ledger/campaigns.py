@@ -102,13 +102,14 @@ class CampaignRecord:
 
     def to_json(self) -> Json:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
-        facts = {}
-        for name, of_class in self.facts.items():
-            facts[name] = {
+        facts = {
+            name: {
                 "num_threads": of_class.num_threads,
                 "toolchain": dict(of_class.toolchain),
                 "is_best": of_class.is_best,
             }
+            for name, of_class in self.facts.items()
+        }
         problems = [outcome.to_json() for outcome in self.problems]
         return encode(self) | {"problems": problems, "facts": facts}
 
@@ -263,9 +264,8 @@ class History:
 
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
         """Return the final outcomes of a campaign, in the order of the catalog."""
-        until = record.finished if record.finished is not None else float("inf")
-        rows = [self._row(campaign, member, until) for member in record.members]
-        pairs = list(zip(record.members, rows, strict=True))
+        until = math.inf if record.finished is None else record.finished
+        pairs = [(member, self._row(campaign, member, until)) for member in record.members]
         unfinished = {member.model for member, row in pairs if row is None}
         reached = []
         for member, row in pairs:

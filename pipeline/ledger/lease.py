@@ -39,7 +39,7 @@ from freezer.errors import (
 )
 from freezer.files import WAITS_S, make_folder, open_regular, retried, write_whole
 from freezer.store import Store, user_name
-from pipeline.ledger.segments import LEDGER
+from pipeline.ledger.segments import LEDGER, failing_as
 from pipeline.records import Note, iso
 from pipeline.workspace import boot_id, process_namespace, process_started
 
@@ -126,15 +126,12 @@ def read_holder(store: Store, campaign: str) -> Holder | None:
         StoreUnreachableError: the lease cannot be read.
     """
     path = lease_path(campaign)
-    try:
-        content = retried(lambda: store.files.read(path))
-        return read_record(Holder, content, origin=path)
-    except (FileNotFoundError, IntegrityError):
-        return None
-    except OSError as error:
-        raise StoreUnreachableError(
-            f"the lease of {campaign!r} in {store.uri} cannot be read: {error}"
-        ) from error
+    with failing_as(f"the lease of {campaign!r} in {store.uri} cannot be read"):
+        try:
+            content = retried(lambda: store.files.read(path))
+            return read_record(Holder, content, origin=path)
+        except (FileNotFoundError, IntegrityError):
+            return None
 
 
 def living_holder(store: Store, campaign: str, notify: Note = lambda _: None) -> Holder | None:
@@ -199,13 +196,11 @@ def campaign_lock(store: Store, campaign: str, notify: Note = lambda _: None) ->
         StoreUnreachableError: the lock or the lease cannot be written.
     """
     folder = store.root / LEDGER
-    try:
+    with failing_as(f"the ledger {folder} cannot be opened"):
         make_folder(folder)
         lock = retried(lambda: open_regular(folder / f"lock-{campaign}", "ab"))
-    except OSError as error:
-        raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
     with lock:
-        try:
+        with failing_as(f"the lease of {campaign!r} in {store.uri} cannot be written"):
             if _is_locked(lock):
                 raise _running(campaign, folder, read_holder(store, campaign))
             holder = living_holder(store, campaign, notify)
@@ -218,10 +213,6 @@ def campaign_lock(store: Store, campaign: str, notify: Note = lambda _: None) ->
                 time.sleep(SETTLE_S)  # any other driver that saw no lease has written by now
                 if not lease.is_held():
                     raise _running(campaign, folder, read_holder(store, campaign))
-        except OSError as error:
-            raise StoreUnreachableError(
-                f"the lease of {campaign!r} in {store.uri} cannot be written: {error}"
-            ) from error
         with lease:
             yield lease
 

@@ -14,7 +14,7 @@ import glob
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -73,14 +73,9 @@ class LedgerRow:
     place: int
 
     @property
-    def text(self) -> str:
-        """The record in JSON."""
-        return self.part.text(self.place)
-
-    @property
     def data(self) -> JsonView:
         """The record, decoded at each access."""
-        record: JsonView = json.loads(self.text)
+        record: JsonView = json.loads(self.part.text(self.place))
         return record
 
     @property
@@ -93,6 +88,15 @@ class LedgerRow:
         """The outcome in the record of one."""
         with checked_row("outcome"):
             return Outcome.from_json(self.data["outcome"])
+
+
+@contextmanager
+def failing_as(problem: str) -> Iterator[None]:
+    """Turn an error of the store's disk or bucket into StoreUnreachableError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnreachableError(f"{problem}: {error}") from error
 
 
 class Part:
@@ -167,11 +171,8 @@ def write_part(store: Store, name: str, content: bytes) -> Part:
         StoreUnreachableError: it cannot be written (a full disk); then it does not exist.
     """
     path = f"{LEDGER}/{name}.{zlib.crc32(content):08x}{SUFFIX}"
-    try:
+    with failing_as(f"the ledger {store.files.where(LEDGER)} cannot be written"):
         store.files.write(path, content)
-    except OSError as error:
-        where = store.files.where(LEDGER)
-        raise StoreUnreachableError(f"the ledger {where} cannot be written: {error}") from error
     return Part(content, store.root / path)
 
 
@@ -260,7 +261,7 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
         StoreUnreachableError: the bucket cannot be read, or the folder cannot be written.
     """
     folder = store.root / LEDGER
-    try:
+    with failing_as(f"the ledger {remote.where(LEDGER)} cannot be read"):
         make_folder(folder)
         # First, since another process of this machine may fetch a new part.
         here = {path.name for path in part_paths(folder)}
@@ -272,8 +273,4 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
                 write_whole(folder / name, content, synced=False)
         for name in here - there:
             remove(folder / name)
-    except OSError as error:
-        raise StoreUnreachableError(
-            f"the ledger {remote.where(LEDGER)} cannot be read: {error}"
-        ) from error
     return folder
