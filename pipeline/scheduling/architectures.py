@@ -69,9 +69,12 @@ class PortableChecks:
         item, outcome, (node, *others) = self._running.pop(done.handle)
         problem, differs = (done.failure, False) if done.failure else done.value
         if differs:
-            reason = f"on {node.machine}: {problem}"
             rejected = replace(
-                outcome, verdict="rejected", reason=reason, recipe=None, figures=UNMEASURED
+                outcome,
+                verdict="rejected",
+                reason=f"on {node.machine}: {problem}",
+                recipe=None,
+                figures=UNMEASURED,
             )
             return [(item, rejected)]
         if problem:

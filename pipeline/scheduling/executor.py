@@ -19,7 +19,7 @@ from freezer.hardware import PORTABLE, device_class
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.cluster import Done, Handle, Node
-from pipeline.failures import CODES, NODE_MEMORY, classify
+from pipeline.failures import NODE_MEMORY, classify, coded_failure
 from pipeline.ledger import Ledger
 from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
 from pipeline.records import BuildResult, Event, Failure, Outcome
@@ -83,14 +83,13 @@ class Executor:
             if item.finished is None:
                 step = self._records.start(item)
                 progress = Progress(index=index, state=step.state)
+                place = item.entry.name, item.num_threads
+                if item.device_class == PORTABLE:  # the last class of each model
+                    progress.beside = of_cpu.get(place)
+                elif device_class(item.device_class).kind == "cpu":
+                    of_cpu[place] = progress
                 self._follow(progress, step)
                 self.begun[item.label()] = progress
-                if device_class(item.device_class).kind == "cpu":
-                    of_cpu[item.entry.name, item.num_threads] = progress
-        for progress in self.begun.values():
-            item = progress.state.item
-            if item.device_class == PORTABLE:
-                progress.beside = of_cpu.get((item.entry.name, item.num_threads))
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Yield the outcome of each item, not published yet; no judge measures here meanwhile.
@@ -136,14 +135,15 @@ class Executor:
             if result.failure:
                 log = log_place(self._store.uri, result.key)
                 text = f"failed ({result.failure.kind}) {result.failure.code}; log: {log}"
-            built = Event(
-                kind="built",
-                what=item.label(),
-                recipes=(result.recipe,),
-                text=text,
-                seconds=result.wall_s,
+            self._show(
+                Event(
+                    kind="built",
+                    what=item.label(),
+                    recipes=(result.recipe,),
+                    text=text,
+                    seconds=result.wall_s,
+                )
             )
-            self._show(built)
         for text in step.notes:
             self._show(Event(kind="note", text=text))
         for recipe in step.queue:
@@ -314,30 +314,23 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
     Its own result counts if Ray reports no failure.
     """
     failure = result.failure
-    peak_bytes = 0
     if done.failure is not None:
         failed = done.kind
-        kind = done.kind
-        if kind != "disk":
-            kind = "memory" if kind == "node-memory" else "infrastructure"
-        code = NODE_MEMORY if kind == "memory" else CODES[kind]
-        failure = Failure(
-            kind=kind,
-            code=code,
-            message=done.failure,
-        )
+        if failed == "node-memory":
+            failure = Failure(kind="memory", code=NODE_MEMORY, message=done.failure)
+        else:
+            failure = coded_failure("disk" if failed == "disk" else "infrastructure", done.failure)
     elif isinstance(result, JudgeResult) and result.verdict == "unstable":
         failed = "noise" if task.item.policy.accept_noise else "unstable"
         failure = Failure(kind=failed, message=result.reason)
     elif failure is not None:
         failed = failure.kind
-        peak_bytes = result.peak_bytes
     else:
         return None
-    node_id = task.node.node_id if task.node else None
+    assert task.node is not None, "it was started"
     return TaskFailure(
         kind=failed,
         failure=failure,
-        node_id=node_id,
-        peak_bytes=peak_bytes,
+        node_id=task.node.node_id,
+        peak_bytes=result.peak_bytes,
     )

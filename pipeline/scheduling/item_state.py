@@ -86,13 +86,13 @@ class TaskFailure:
     Attributes:
         kind: key of the retry table.
         failure: failure to report if it is final.
-        node_id: node where the attempt ran, if known.
+        node_id: node where the attempt ran.
         peak_bytes: largest memory of the attempt; 0 if unknown.
     """
 
     kind: str
     failure: Failure
-    node_id: str | None
+    node_id: str
     peak_bytes: int = 0
 
 
@@ -197,8 +197,10 @@ def end_judge(
     outcome = outcome_of(item, result, results)
     notes: tuple[str, ...] = ()
     if item.before is not None and outcome.verdict in ("failed", "unstable"):
-        text = f"{item.label()}: re-validation failed ({outcome.coded_reason})"
-        notes = (f"{text}; keeping the previous result",)
+        notes = (
+            f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous"
+            " result",
+        )
         outcome = item.before
     return Step(state=replace(without, outcome=outcome), notes=notes)
 
@@ -220,14 +222,14 @@ def _unskipped(state: ItemState) -> ItemState:
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, first: Sequence[str] = ()) -> Step:
     """Skip waiting builds that are hopeless. Queue the others, or those that come first."""
     state = step.state
-    builds = state.item.builds
     waiting = state.waiting
     skipped = {}
     notes = [*step.notes]
     for recipe in waiting:
         if recipe in hopeless:
             failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {hopeless[recipe]}")
-            skipped[recipe] = BuildResult(key=builds[recipe].digest, recipe=recipe, failure=failure)
+            key = state.item.builds[recipe].digest
+            skipped[recipe] = BuildResult(key=key, recipe=recipe, failure=failure)
             notes.append(f"{state.item.label(recipe)}: {failure.message}")
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = tuple(recipe for recipe in others if recipe in first) or others
@@ -247,8 +249,8 @@ def _check_built(step: Step) -> Step:
     built = state.built
     if len(results) < len(item.builds):
         return step
-    is_any_skipped = any(result.is_skipped for result in results.values())
-    if is_any_skipped and not built:  # a hopeless one is better than none
+    # a hopeless one is better than none
+    if not built and any(result.is_skipped for result in results.values()):
         return _queue_builds(replace(step, state=_unskipped(state)), {})
     if item.before is not None and built.keys().isdisjoint(item.missed):
         return replace(step, state=replace(state, outcome=item.before))
@@ -268,7 +270,7 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
     decision = decide(failed.kind, failure.code)
     how = ""
     attempts = replace(attempts, failures=failures)
-    if decision.elsewhere and failed.node_id is not None:
+    if decision.elsewhere:
         attempts = replace(attempts, avoid=attempts.avoid | {failed.node_id})
         how = ", on another node if there is one"
     if decision.more_memory:

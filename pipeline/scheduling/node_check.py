@@ -241,8 +241,10 @@ def inspect(
         try:
             workplace(shared.bucket_uri)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            problem = f"opening the store {shared.bucket_uri} there fails: {reason}"
+            problem = (
+                f"opening the store {shared.bucket_uri} there fails:"
+                f" {type(error).__name__}: {error}"
+            )
     return Inspected(
         facts=probe(name),
         problem=problem,
