@@ -163,9 +163,8 @@ class _Forkserver:
                 f"import sys; sys.path[:] = {sys.path}; from pipeline.worker.supervisor import"
                 " forkserver; "
             )
-            command = [sys.executable, "-c", f"{code}forkserver({theirs.fileno()}, {PRELOAD})"]
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-c", f"{code}forkserver({theirs.fileno()}, {PRELOAD})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

@@ -6,13 +6,18 @@ Imports no torch; the processes that it starts do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.files import scratch_folder
+from freezer.codec import Json, JsonView, encode
+from freezer.errors import CatalogError, ColdpressError, SourceError
+from freezer.files import digest_bytes, scratch_folder
 from freezer.hardware import available_cpus, device_class, machine_bytes, this_host
-from freezer.spec import Limits
+from freezer.spec import Limits, declared_spec
 from pipeline.catalog import Entry
 from pipeline.records import ClassFacts, Note
 from pipeline.worker.child import End
@@ -23,17 +28,6 @@ from pipeline.worker.supervisor import Bounds
 if TYPE_CHECKING:
     from freezer.freezing.models import Subject
     from freezer.freezing.target import Target
-
-
-import json
-from collections.abc import Sequence
-from dataclasses import replace
-from importlib import metadata
-
-from freezer.codec import Json, JsonView, encode
-from freezer.errors import CatalogError, ColdpressError, SourceError
-from freezer.files import digest_bytes
-from freezer.spec import declared_spec
 
 _MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use if its entry sets no limit."""
@@ -155,15 +149,19 @@ def infer_inputs(
         known: remembers answers by key, and is added to.
         note: called with what was inferred, in the form of a catalog.
     """
-    saved = [entry for entry in entries if entry.source.kind == "transformers"]
-    keys = {entry.name: _key(entry) for entry in saved if not isinstance(entry.samples, str)}
+    keys = {
+        entry.name: _key(entry)
+        for entry in entries
+        if entry.source.kind == "transformers" and not isinstance(entry.samples, str)
+    }
     new = [entry for entry in entries if keys.get(entry.name, "") not in {"", *known}]
     problems = {}
     for entry, answer in zip(new, _ask(new) if new else (), strict=True):
         if isinstance(answer, ColdpressError):
             field = "source" if isinstance(answer, SourceError) else "inputs"
-            problem = CatalogError(str(answer), entry=entry.name, field=field, code=answer.code)
-            problems[entry.name] = problem
+            problems[entry.name] = CatalogError(
+                str(answer), entry=entry.name, field=field, code=answer.code
+            )
         else:
             known[keys[entry.name]] = json.dumps(answer)
     usable = []
