@@ -17,7 +17,7 @@ from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, OK, InfrastructureError, UsageError
 from freezer.files import check_file, make_folder, write_whole
 from freezer.store import Move, Store, versions_of
-from pipeline.records import STYLES, iso, rounded
+from pipeline.records import STYLES, counts_text, iso, rounded
 
 if TYPE_CHECKING:
     from pipeline.reporting import OutcomeChange, PastOutcome
@@ -134,7 +134,7 @@ def _print_changes(changes: Sequence[OutcomeChange]) -> None:
             reason = f": {change.why}" if change.why else ""
             say(f"{change.kind}: {change.model} {change.device_class}{reason}")
     counts = Counter(change.kind for change in changes)
-    say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    say(counts_text(counts.items()))
 
 
 @history_app.command()

@@ -149,7 +149,7 @@ def speedup_text(
     value: float | None,
     low: float | None,
     high: float | None,
-    mark: str = "",
+    mark: str,
 ) -> str:
     """Return a speedup with its interval, like `1.84x (1.79-1.90)`, or with a mark, like `~1.84x`;
     empty if it was not measured.
@@ -158,6 +158,11 @@ def speedup_text(
         return ""
     interval = "" if mark or low is None or high is None else f" ({low:.2f}-{high:.2f})"
     return f"{mark}{value:.2f}x{interval}"
+
+
+def counts_text(counts: Iterable[tuple[str, int]]) -> str:
+    """Return names with their counts, like `3 published, 1 failed`; empty without any."""
+    return ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def rounded(value: float | None) -> str:
@@ -204,21 +209,17 @@ class Summary:
 def summarize(outcomes: Outcomes) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
     best: dict[str, Outcome] = {}
-    timed = [one for one in outcomes if one.device_class != PORTABLE and one.clock != "disturbed"]
-    for one in sorted(
-        timed,
-        key=lambda one: one.figures.speedup or 0.0,
-        reverse=True,
-    ):
-        if one.verdict == "published" and one.figures.speedup:
+    published = [one for one in outcomes if one.verdict == "published"]
+    timed = [one for one in published if one.device_class != PORTABLE and one.clock != "disturbed"]
+    for one in sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True):
+        if one.figures.speedup:
             best.setdefault(one.model, one)
     unpublished = alike(one for one in outcomes if one.verdict != "published")
-    exact = [one for one in outcomes if one.report is None or one.report.accuracy is None]
-    drifted = [one for one in exact if one.verdict == "published" and _error_ratio(one)]
+    exact = [one for one in published if one.report is None or one.report.accuracy is None]
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
-        most_drifted=max(drifted, key=_error_ratio, default=None),
+        most_drifted=max(filter(_error_ratio, exact), key=_error_ratio, default=None),
         unpublished=sorted(unpublished, key=lambda group: not group[0].failed),
     )
 

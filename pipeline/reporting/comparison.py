@@ -4,7 +4,7 @@ and the history of a model, each outcome compared with the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from freezer.artifact import SpeedChange, regression_kind
@@ -101,29 +101,15 @@ def compare(before: Outcomes, after: Outcomes) -> list[OutcomeChange]:
         before: outcomes of the earlier campaign.
         after: outcomes of the later campaign.
     """
-    earlier, later = _by_place(before), _by_place(after)
-    changes = [_change(earlier.get(place), outcome) for place, outcome in later.items()]
-    for place, outcome in earlier.items():
-        if place not in later:
-            changes.append(_change(outcome, None))
+    earlier = {outcome.place: outcome for outcome in before}
+    later = {outcome.place: outcome for outcome in after}
+    changes = []
+    for model, device_class in later | earlier:
+        place = model, device_class
+        kind, why = _kind(earlier.get(place), later.get(place))
+        changes.append(OutcomeChange(kind=kind, model=model, device_class=device_class, why=why))
     order = get_args(ChangeKind)
     return sorted(changes, key=lambda change: order.index(change.kind))
-
-
-def _by_place(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], Outcome]:
-    return {outcome.place: outcome for outcome in outcomes}
-
-
-def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:
-    outcome = after or before
-    assert outcome is not None
-    kind, why = _kind(before, after)
-    return OutcomeChange(
-        kind=kind,
-        model=outcome.model,
-        device_class=outcome.device_class,
-        why=why,
-    )
 
 
 def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, str]:
@@ -145,8 +131,9 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
     was, now = (one.report and one.report.accuracy for one in (before, after))
     worse = regression_kind(speed, None if was else old_ratio, new_ratio)
     if worse == "drifted":
-        drift = f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
-        return worse, f"{now}, was {FLOAT32}" if now else drift
+        if now:
+            return worse, f"{now}, was {FLOAT32}"
+        return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
     if worse is None and not (speed and speed.faster):
         return "unchanged", ""
     return worse or "faster", f"{new}, was {old}"

@@ -21,7 +21,17 @@ from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.planning import Item, Plan
-from pipeline.records import SKIPPED, STYLES, Outcome, Outcomes, Row, alike, rounded, verdict_name
+from pipeline.records import (
+    SKIPPED,
+    STYLES,
+    Outcome,
+    Outcomes,
+    Row,
+    alike,
+    counts_text,
+    rounded,
+    verdict_name,
+)
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
@@ -203,8 +213,7 @@ def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
 
 def _summary(report: CampaignReport, outcomes: Outcomes) -> str:
     counts = Counter(outcome.verdict for outcome in outcomes)
-    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
-    line = ", ".join(parts) or "no outcome"
+    line = counts_text(counts.items()) or "no outcome"
     unchanged = sum(outcome.cached for outcome in outcomes)
     if unchanged:
         line += f" ({unchanged} unchanged)"

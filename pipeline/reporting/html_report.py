@@ -169,8 +169,9 @@ def _detail(outcome: Outcome) -> Json:
     for shown, report in zip(detail["candidates"], outcome.candidates, strict=True):
         if report.explanation:
             shown |= {"explanation": report.explanation.text(), "plot": report.explanation.svg()}
-        freezing = describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
-        shown["freezing"] = list(freezing)
+        shown["freezing"] = list(
+            describe_freezing(report.freezing, report.tried, accuracy=report.accuracy)
+        )
         for point, figures in zip(shown["points"], report.points, strict=True):
             point["place"] = figures.place
         for name in _LEFT_OUT:

@@ -21,7 +21,7 @@ from pipeline.ledger import (
     read_rows,
     refuse_registry,
 )
-from pipeline.records import Note, Outcome, Outcomes, iso
+from pipeline.records import Note, Outcome, Outcomes, counts_text, iso
 
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
@@ -89,12 +89,9 @@ def campaign_status(store: Store, campaign: str, note: Note = lambda _: None) ->
     signs = [record.started, record.finished or 0.0]
     if holder:
         signs.append(holder.beat_time)
-    outcomes = []
-    for member in history.members(campaign, record):
-        outcomes.append(member.outcome)
-        if not member.outcome.cached:
-            signs.append(member.time)
-    outcomes += record.problems
+    members = history.members(campaign, record)
+    signs += [member.time for member in members if not member.outcome.cached]
+    outcomes = [*(member.outcome for member in members), *record.problems]
     builds = {}
     for row in read_rows(history.folder, "build"):
         if row.campaign == campaign and row.time >= record.started:
@@ -164,10 +161,11 @@ def campaigns_in_words(store: Store, note: Note = lambda _: None) -> list[str]:
     lines = []
     for name, lives in alive.items():
         record = history.record(name)
-        reached = len(history.members(name, record)) + len(record.problems)
-        state = _state(lives, record)
-        counts = f"{reached} of {record.num_planned} outcomes"
-        lines.append(f"{name}: {state}, {counts}, started {iso(record.started)}")
+        reached = len(history.outcomes(name, record))
+        lines.append(
+            f"{name}: {_state(lives, record)}, {reached} of {record.num_planned} outcomes, started"
+            f" {iso(record.started)}"
+        )
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
@@ -206,8 +204,7 @@ WHY = {
 
 def in_words(status: Status, store: str) -> list[str]:
     """Return the lines for people, with the command that continues an unfinished campaign."""
-    counts = [f"{count} {name}" for name, count in sorted(status.verdicts.items())]
-    verdicts = ", ".join(counts) or "none yet"
+    verdicts = counts_text(sorted(status.verdicts.items())) or "none yet"
     ended = "not ended"
     if status.finished is not None:
         ended = f"ended {iso(status.finished)} with exit code {status.exit_code}"

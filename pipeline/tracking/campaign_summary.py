@@ -16,7 +16,16 @@ from freezer.codec import finite
 from freezer.errors import FAILED, OK
 from freezer.hardware import PORTABLE
 from pipeline.ledger import CampaignRecord
-from pipeline.records import STYLES, Outcome, Outcomes, Row, outcome_table, shortened, summarize
+from pipeline.records import (
+    STYLES,
+    Outcome,
+    Outcomes,
+    Row,
+    counts_text,
+    outcome_table,
+    shortened,
+    summarize,
+)
 from pipeline.tracking.connection import MODELS
 
 NOTE = "mlflow.note.content"
@@ -28,12 +37,12 @@ def campaign_description(outcomes: Outcomes) -> str:
     and drift. Below them, how to load what gained most.
     """
     summary = summarize(outcomes)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items())
+    counts = counts_text(summary.counts.items())
     gain, drifted = next(iter(summary.gains), None), summary.most_drifted
     facts, load = [], ""
     if gain is not None:
-        speedup = f"**{gain.figures.speedup:.2f}×**"
-        facts.append(f"Largest gain: {gain.model} for {gain.device_class}, {speedup}")
+        speedup = gain.figures.speedup
+        facts.append(f"Largest gain: {gain.model} for {gain.device_class}, **{speedup:.2f}×**")
         load = f"\n\n{_load_snippet(gain)}"
     if drifted is not None:
         ratio = f"error ratio {drifted.figures.drift.error_ratio:.2f} ({ERROR_RATIO})"
@@ -77,8 +86,11 @@ def campaign_metrics(outcomes: Outcomes) -> dict[str, float]:
     """
     fresh = [outcome for outcome in outcomes if not outcome.cached]
     counts = dict.fromkeys(STYLES, 0) | Counter(outcome.verdict for outcome in outcomes)
-    published = [Row.of(outcome) for outcome in outcomes if outcome.verdict == "published"]
-    timed = [row for row in published if row.device_class != PORTABLE]
+    timed = [
+        Row.of(outcome)
+        for outcome in outcomes
+        if outcome.verdict == "published" and outcome.device_class != PORTABLE
+    ]
     speedups = [row.speedup for row in timed if row.speedup and not row.mark]
     drifted = summarize(outcomes).most_drifted
     metrics = {f"outcomes/{verdict}": float(count) for verdict, count in counts.items()}

@@ -299,9 +299,8 @@ def _make_database(path: Path) -> None:
     ) as folder:
         made = Path(folder, path.name)
         # In another process, so that this one does not have the file open when it is moved.
-        command = [sys.executable, "-c", _MAKE, f"{SQLITE}{made}"]
         done = subprocess.run(
-            command,
+            [sys.executable, "-c", _MAKE, f"{SQLITE}{made}"],
             capture_output=True,
             text=True,
             check=False,
@@ -339,5 +338,5 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
             text=error.coded,
             remedy=REMEDY,
         )
-        return
-    yield Finding(check="MLflow", text=text)
+    else:
+        yield Finding(check="MLflow", text=text)

@@ -190,8 +190,13 @@ class TrackerProcess:
                 while not (self._hurries or self._calls.full()) and is_measured():
                     time.sleep(LOOK_S)
                 self._pipe.send(call)
-                self.failures, self.experiment_id, *answer = self._pipe.recv()
-                self._num_logged, self._is_complete, self._error = answer
+                (
+                    self.failures,
+                    self.experiment_id,
+                    self._num_logged,
+                    self._is_complete,
+                    self._error,
+                ) = self._pipe.recv()
         except Exception as error:  # any error leaves MLflow incomplete, and has to be reported
             if not self._stops:
                 self.failures = (*self.failures, self._failure(error))
@@ -232,5 +237,12 @@ def serve(handle: int, parent: int) -> None:
             getattr(tracker, name)(*args)
         except ColdpressError as raised:
             error = raised
-        shown = (tuple(tracker.failures), tracker.experiment_id)
-        pipe.send((*shown, tracker.num_logged, tracker.is_complete, error))
+        pipe.send(
+            (
+                tuple(tracker.failures),
+                tracker.experiment_id,
+                tracker.num_logged,
+                tracker.is_complete,
+                error,
+            )
+        )
