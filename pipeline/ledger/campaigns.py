@@ -18,7 +18,7 @@ from freezer.errors import INFRASTRUCTURE, UsageError
 from freezer.store import Store
 from pipeline.ledger.ledger import Ledger, keep_newest, ledger_folder
 from pipeline.ledger.segments import LedgerRow, read_rows
-from pipeline.records import FleetFacts, Outcome, Outcomes, iso
+from pipeline.records import FleetFacts, Outcome, Outcomes, Place, iso
 
 
 class Member(NamedTuple):
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     cached: bool
 
     @property
-    def place(self) -> tuple[str, str]:
+    def place(self) -> Place:
         """The model and the device class."""
         return self.model, self.device_class
 
@@ -283,9 +283,8 @@ class History:
 
     def of_model(self, model: str) -> list[Reached]:
         """Return every outcome that the ledger has of a model, the oldest first."""
-        rows: list[LedgerRow] = []
-        for key in self._keys.get(model, ()):
-            rows += self._outcomes[key, model].values()
+        keys = self._keys.get(model, ())
+        rows = [row for key in keys for row in self._outcomes[key, model].values()]
         return [self._reached(row) for row in sorted(rows, key=lambda row: row.time)]
 
     def models(self) -> list[str]:
@@ -297,7 +296,7 @@ class History:
         and class not in its record.
         """
         named = {member.place for member in record.members}
-        newest: dict[tuple[str, str], LedgerRow] = {}
+        newest: dict[Place, LedgerRow] = {}
         for rows in self._outcomes.values():
             row = rows.get(campaign)
             if row is not None and (row.model, row.device_class) not in named:

@@ -328,8 +328,9 @@ class Lease:
             with suppress(OSError, StoreUnreachableError):
                 if not self.is_held():
                     return
-                beat = self._holder.beat + 1
-                self._holder = replace(self._holder, beat=beat, beat_time=time.time())
+                self._holder = replace(
+                    self._holder, beat=self._holder.beat + 1, beat_time=time.time()
+                )
                 self.write()
 
     def is_held(self) -> bool:

@@ -196,11 +196,8 @@ class Ledger:
 
     def rows(self, kind: RowKind) -> list[LedgerRow]:
         """Return the newest row of each key and model, the oldest first."""
-        rows: list[LedgerRow] = []
-        for (of_kind, _), by_model in self._of_keys.items():
-            if of_kind == kind:
-                rows += by_model.values()
-        return sorted(rows, key=lambda row: row.time)
+        rows = [row for by_model in self._of_keys.values() for row in by_model.values()]
+        return sorted((row for row in rows if row.kind == kind), key=lambda row: row.time)
 
     def own(
         self,

@@ -12,6 +12,7 @@ from pipeline.records.outcome import (
     JudgeFindings,
     Outcome,
     OutputDrift,
+    Place,
     flat_json,
     nested_json,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Outcome",
     "Outcomes",
     "OutputDrift",
+    "Place",
     "Row",
     "alike",
     "counts_text",

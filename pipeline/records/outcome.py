@@ -33,6 +33,9 @@ from freezer.spec import Clock
 SKIPPED = "skipped"
 """Kind of failure of a recipe that is not expected to win."""
 
+Place = tuple[str, str]
+"""A model and a device class."""
+
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
 
@@ -300,12 +303,17 @@ class Outcome(JudgeFindings):
         return self.report.warnings if self.report else ()
 
     @property
+    def missing(self) -> list[str]:
+        """The recipes whose build failed."""
+        return [report.recipe for report in self.candidates if report.failure is not None]
+
+    @property
     def reference(self) -> str:
         """Its version in the store."""
         return f"{self.model}:{self.version}"
 
     @property
-    def place(self) -> tuple[str, str]:
+    def place(self) -> Place:
         """The model and the device class."""
         return self.model, self.device_class
 

@@ -214,13 +214,15 @@ def summarize(outcomes: Outcomes) -> Summary:
     for one in sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True):
         if one.figures.speedup:
             best.setdefault(one.model, one)
-    unpublished = alike(one for one in outcomes if one.verdict != "published")
     exact = [one for one in published if one.report is None or one.report.accuracy is None]
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
         most_drifted=max(filter(_error_ratio, exact), key=_error_ratio, default=None),
-        unpublished=sorted(unpublished, key=lambda group: not group[0].failed),
+        unpublished=sorted(
+            alike(one for one in outcomes if one.verdict != "published"),
+            key=lambda group: not group[0].failed,
+        ),
     )
 
 
