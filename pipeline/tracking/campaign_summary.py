@@ -45,8 +45,10 @@ def campaign_description(outcomes: Outcomes) -> str:
         facts.append(f"Largest gain: {gain.model} for {gain.device_class}, **{speedup:.2f}×**")
         load = f"\n\n{_load_snippet(gain)}"
     if drifted is not None:
-        ratio = f"error ratio {drifted.figures.drift.error_ratio:.2f} ({ERROR_RATIO})"
-        facts.append(f"Largest drift: {drifted.model} for {drifted.device_class}, {ratio}")
+        facts.append(
+            f"Largest drift: {drifted.model} for {drifted.device_class}, error ratio"
+            f" {drifted.figures.drift.error_ratio:.2f} ({ERROR_RATIO})"
+        )
     return f"**{len(outcomes)} outcomes: {counts or 'none'}**\n\n{' · '.join(facts)}{load}"
 
 

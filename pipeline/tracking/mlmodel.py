@@ -44,6 +44,9 @@ Several inputs always have names.
 Inputs = dict[str, Json] | list[Json]
 """The catalog's field `inputs`: by name, or in order."""
 
+Dims = dict[str, dict[str, int]]
+"""The catalog's field `dims`."""
+
 BATCH = "batch"
 LEAST_BATCH_MAX = 8
 
@@ -70,7 +73,7 @@ class Described:
     path: Path
     code: tuple[Path, ...] = ()
     inputs: Inputs | None = None
-    dims: dict[str, dict[str, int]] = field(default_factory=dict)
+    dims: Dims = field(default_factory=dict)
     samples: dict[str, Array] | None = None
 
 
@@ -93,10 +96,9 @@ def describe(folder: Path, *, inputs: bool = True) -> Described:
     flavor = model.flavors.get(FLAVOR)
     if flavor is None:
         found = ", ".join(sorted(model.flavors)) or "none"
-        raise SourceError(
+        raise registry_error(
             f"the model has the MLflow flavors {found}; expected {FLAVOR}: log it with"
-            " mlflow.pytorch.log_model, or name its source by python:MODULE:FUNCTION",
-            code="CP-REGISTRY",
+            " mlflow.pytorch.log_model, or name its source by python:MODULE:FUNCTION"
         )
     kind, path = _file(_inside(folder, str(flavor.get("model_data", "data"))))
     code = flavor.get("code")
@@ -114,18 +116,15 @@ def _read(folder: Path) -> Model:
     try:
         return Model.load(str(folder / MLMODEL))
     except Exception as error:
-        raise SourceError(
-            f"{folder / MLMODEL} cannot be read: {type(error).__name__}: {error}",
-            code="CP-REGISTRY",
+        raise registry_error(
+            f"{folder / MLMODEL} cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
 def _inside(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise SourceError(
-            f"{MLMODEL} names {name!r}, which is outside of the model's folder", code="CP-REGISTRY"
-        )
+        raise registry_error(f"{MLMODEL} names {name!r}, which is outside of the model's folder")
     return path
 
 
@@ -135,10 +134,9 @@ def _file(data: Path) -> tuple[Literal["export", "torchscript", "pickle"], Path]
         return "export", data / EXPORTED
     path = data / SERIALIZED
     if not path.is_file():
-        raise SourceError(
+        raise registry_error(
             f"{data} has neither {EXPORTED} nor {SERIALIZED}, which mlflow.pytorch writes; log the"
-            " model again",
-            code="CP-REGISTRY",
+            " model again"
         )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -170,13 +168,13 @@ class _Example:
                 f"the input example cannot be read: {type(error).__name__}: {error}"
             ) from error
 
-    def fields(self) -> tuple[Inputs | None, dict[str, dict[str, int]]]:
+    def fields(self) -> tuple[Inputs | None, Dims]:
         """Return the fields `inputs` and `dims` of a catalog's entry.
 
         Raises:
             SourceError: neither the signature nor the example determines a shape.
         """
-        dims = _Dims()
+        dims = _BatchDims()
         if self._specs:
             declared = {
                 name: self._declared(name, spec.type.name, spec.shape, dims)
@@ -199,7 +197,7 @@ class _Example:
     def _named(self) -> dict[str, TensorSpec]:
         return {spec.name or NAMELESS: spec for spec in self._specs}
 
-    def _declared(self, name: str, dtype: str, given: Sequence[int], dims: _Dims) -> Json:
+    def _declared(self, name: str, dtype: str, given: Sequence[int], dims: _BatchDims) -> Json:
         """The field of an input; a size of -1 varies."""
         if dtype not in DTYPES:
             raise _unclear(
@@ -251,12 +249,12 @@ class _Example:
         return arrays if supported else None
 
 
-class _Dims:
+class _BatchDims:
     """Batch dims of a model's inputs: inputs whose examples have the same size share a dim."""
 
     def __init__(self) -> None:
         self._names: dict[int | None, str] = {}
-        self.declared: dict[str, dict[str, int]] = {}
+        self.declared: Dims = {}
 
     def batch(self, size: int | None) -> str:
         """Return the name of the dim with this size in the example."""
@@ -273,6 +271,11 @@ def _range(array: Array | None, dtype: str, name: str) -> Json:
     if "mask" in name.lower() and low >= 0 and high <= 1:  # masks are generated
         return {}
     return {"range": [low, high]}
+
+
+def registry_error(message: str) -> SourceError:
+    """Return the error of a registered model that cannot be a source."""
+    return SourceError(message, code="CP-REGISTRY")
 
 
 def _unclear(message: str) -> SourceError:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from freezer.codec import frozen
 from freezer.errors import InfrastructureError
 from pipeline.ledger import CampaignRecord
-from pipeline.records import Outcome, Outcomes
+from pipeline.records import Outcome, Outcomes, Place
 from pipeline.tracking.campaign_summary import (
     NOTE,
     campaign_description,
@@ -116,7 +116,7 @@ class Projection:
             self.experiment_id = open_experiment(self.client, self.tracking_uri)
         self.is_complete = False
         self._parent: Run | None = None
-        self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
+        self._runs: dict[Place, dict[str, LoggedRun]] = {}
 
     def start(self, record: CampaignRecord, expected: str | None = None) -> None:
         """Find or create the campaign's parent run, and find the runs of its candidates.

@@ -105,17 +105,18 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
         return tuple(_candidate_record(outcome, candidate, campaign) for candidate in built)
     kind = outcome.failure_kind
     ending = f"{outcome.verdict}: {kind}" if kind else outcome.verdict
-    record = RunRecord(
-        recipe=NO_RECIPE,
-        name=f"{outcome.model} · {outcome.device_class} · {ending}",
-        tags=_tags(outcome, NO_RECIPE, campaign),
-        params=_params(outcome),
-        metrics={},
-        texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
-        status="FAILED" if outcome.failed else "FINISHED",
-        duration_s=outcome.build_s + outcome.judge_s,
+    return (
+        RunRecord(
+            recipe=NO_RECIPE,
+            name=f"{outcome.model} · {outcome.device_class} · {ending}",
+            tags=_tags(outcome, NO_RECIPE, campaign),
+            params=_params(outcome),
+            metrics={},
+            texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
+            status="FAILED" if outcome.failed else "FINISHED",
+            duration_s=outcome.build_s + outcome.judge_s,
+        ),
     )
-    return (record,)
 
 
 def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str) -> RunRecord:

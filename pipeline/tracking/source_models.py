@@ -15,7 +15,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from freezer.codec import frozen
-from freezer.errors import CatalogError, SourceError, UsageError
+from freezer.errors import CatalogError, UsageError
 from pipeline.tracking.connection import (
     MISSING,
     MODELS,
@@ -23,7 +23,7 @@ from pipeline.tracking.connection import (
     connected,
     named,
 )
-from pipeline.tracking.mlmodel import MLMODEL
+from pipeline.tracking.mlmodel import MLMODEL, registry_error
 from pipeline.tracking.run_records import ARTIFACT, FROZEN, KIND
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
         except MlflowException as error:
             if error.error_code not in MISSING:
                 raise
-            raise _registry_error(f"{uri} does not exist: {error.message}") from None
+            raise registry_error(f"{uri} does not exist: {error.message}") from None
     if newest is None:
-        raise _registry_error(
+        raise registry_error(
             f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready;"
             " log one with mlflow.pytorch.log_model"
         )
@@ -153,11 +153,11 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
             files = list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
             if MLMODEL in {file.path for file in files}:
                 raise
-            raise _registry_error(
+            raise registry_error(
                 f"the files of {model.model_uri} are gone from {location}; log the model again"
             ) from error
         if not (Path(folder) / MLMODEL).is_file():
-            raise _registry_error(
+            raise registry_error(
                 f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again"
             )
         return Path(folder)
@@ -175,7 +175,7 @@ def _parse(uri: str) -> tuple[str, str | None, str | None]:
     """Return name, alias and version of a URI; no version means the newest."""
     found = URI.fullmatch(uri)
     if found is None:
-        raise _registry_error(
+        raise registry_error(
             f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION"
             " or models:/NAME"
         )
@@ -187,13 +187,13 @@ def _checked(version: ModelVersion) -> RegistryModel:
     """Return a version if it may be a source."""
     model = RegistryModel.of(version)
     if ARTIFACT in version.tags:
-        raise _registry_error(
+        raise registry_error(
             f"{model.model_uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source;"
             f" name the model it was made from, or {MODELS}{model.name} for the newest version that"
             " is not frozen"
         )
     if not _usable(version):
-        raise _registry_error(
+        raise registry_error(
             f"{model.model_uri} is {version.status}"
             f" ({version.status_message or 'no reason given'}); log it again"
         )
@@ -225,8 +225,9 @@ def _listed(
 ) -> RegistryModel | None:
     """Return the version of a model to list; None if it has none."""
     if alias is None:
-        frozen = registered.tags.get(KIND) == FROZEN
-        return None if frozen else _newest_usable(client, registered)
+        if registered.tags.get(KIND) == FROZEN:
+            return None
+        return _newest_usable(client, registered)
     if alias not in registered.aliases:
         return None
     version = client.get_model_version(registered.name, str(registered.aliases[alias]))
@@ -237,29 +238,26 @@ def _newest_usable(client: MlflowClient, registered: RegisteredModel) -> Registr
     """Return the newest version that may be a source; it is searched for only if it is not the
     newest of all, which MLflow returns with the model.
     """
-    versions = registered.latest_versions or ()
-    latest = max(versions, key=lambda version: int(version.version), default=None)
+    latest = max(
+        registered.latest_versions or (), key=lambda version: int(version.version), default=None
+    )
     if latest is None:
         return None
-    versions = [latest]
-    if not _usable(latest):
-        versions = all_pages(
-            lambda token: client.search_model_versions(
-                named(registered.name),
-                max_results=VERSIONS_PAGE,
-                order_by=["version_number DESC"],
-                page_token=token,
-            )
+    if _usable(latest):
+        return RegistryModel.of(latest)
+    versions: list[ModelVersion] = all_pages(
+        lambda token: client.search_model_versions(
+            named(registered.name),
+            max_results=VERSIONS_PAGE,
+            order_by=["version_number DESC"],
+            page_token=token,
         )
+    )
     return next((RegistryModel.of(version) for version in versions if _usable(version)), None)
 
 
 def _usable(version: ModelVersion) -> bool:
     return ARTIFACT not in version.tags and str(version.status) == "READY"
-
-
-def _registry_error(message: str) -> SourceError:
-    return SourceError(message, code="CP-REGISTRY")
 
 
 @contextmanager
