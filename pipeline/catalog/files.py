@@ -85,8 +85,9 @@ def _read_yaml(path: Path) -> list[Record]:
     except Exception as error:  # the constructor raises anything for `!!bool x` and the like
         raise CatalogError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
-        got = type(document).__name__
-        raise CatalogError(f"{path}: got a {got}, expected a mapping with `models:`")
+        raise CatalogError(
+            f"{path}: got a {type(document).__name__}, expected a mapping with `models:`"
+        )
     for key in document.keys() - {"defaults", "models"}:
         expected = expected_names(str(key), ("defaults", "models"))
         raise CatalogError(f"{path}: the field is unknown; {expected}", field=str(key))
@@ -104,8 +105,9 @@ def _read_yaml(path: Path) -> list[Record]:
     records = []
     for node, value in zip(nodes["models"].value, models, strict=True):
         merged = _merged(defaults, value) if isinstance(value, dict) else value
-        place = _place(node, path)
-        records.append(Record(place=place, value=merged, file=path, nodes=(node, *shared)))
+        records.append(
+            Record(place=_place(node, path), value=merged, file=path, nodes=(node, *shared))
+        )
     return records
 
 

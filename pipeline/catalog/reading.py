@@ -189,10 +189,13 @@ def read_registry(
             " --filter",
             code=EMPTY,
         )
-    records = []
-    for name, model in models.items():
-        fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
-        records.append(Record(place=model.model_uri, value=fields))
+    records = [
+        Record(
+            place=model.model_uri,
+            value={"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust},
+        )
+        for name, model in models.items()
+    ]
     read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
     entries = []
     for entry in read.entries:

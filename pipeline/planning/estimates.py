@@ -22,9 +22,9 @@ from freezer.freezing.sources import FILE_KINDS
 from freezer.spec import timing_of
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
-from pipeline.planning.keys import DIGESTS, differing
+from pipeline.planning.keys import differing
 from pipeline.planning.plan import Item
-from pipeline.records import Outcome
+from pipeline.records import Outcome, Place
 
 BASE_BYTES = 1_000_000_000
 """Memory of a child with torch and its compiler, and the estimate of a model without weight files.
@@ -139,9 +139,7 @@ class Contest:
         """Whether an item may inherit the speed: nothing but its source differs, and no recipe was
         requested by name.
         """
-        differences = [
-            name for name in differing(item.parts, self.parts) if not DIGESTS.fullmatch(name)
-        ]
+        differences = differing(item.parts, self.parts)
         is_retrained = all(name.startswith("source.") for name in differences)
         few = self.num_inherited < MAX_INHERITED
         return few and is_retrained and set(item.builds) == set(item.optional)
@@ -160,7 +158,7 @@ class EarlierSpeeds:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._contests: dict[tuple[str, str], Contest] = {}
+        self._contests: dict[Place, Contest] = {}
 
     @cached_property
     def _known(self) -> _Known:
@@ -172,7 +170,7 @@ class EarlierSpeeds:
         return known
 
     def _take_in_contest(self, outcome: Outcome, parts: JsonView) -> None:
-        place = (outcome.model, outcome.device_class)
+        place = outcome.place
         before = self._contests.get(place)
         if outcome.verdict != "published" or outcome.recipe is None:
             return
@@ -220,8 +218,10 @@ class EarlierSpeeds:
         hopeless = {}
         contest = self.contest(item)
         if contest is not None and contest.architecture == architecture:
-            won = f"only the weights changed since version {contest.version}"
-            words = f"{won}, where {contest.recipes[0]} won"
+            words = (
+                f"only the weights changed since version {contest.version}, where"
+                f" {contest.recipes[0]} won"
+            )
             return {name: words for name in item.optional if name not in contest.recipes}
         for recipe in item.optional:
             found = known.get(recipe)

@@ -10,7 +10,7 @@ from freezer.hardware import PORTABLE
 from freezer.store import LATEST, Store, loss_of
 from pipeline.failures import LIFT, MOST_STARTS, TIMEOUT_STARTS, is_kept, kept_after
 from pipeline.ledger import Ledger, LedgerRow
-from pipeline.planning.keys import DIGESTS, differing
+from pipeline.planning.keys import differing
 from pipeline.planning.plan import Item
 from pipeline.records import Outcome
 
@@ -133,7 +133,7 @@ class FinishedWork:
             return (), "unchanged"
         again = []
         lines = []
-        for recipe in [report.recipe for report in outcome.candidates if report.failure]:
+        for recipe in outcome.missing:
             key = item.builds.get(recipe)
             row = self._ledger.find("build", key.digest, model=outcome.model) if key else None
             if row is None:
@@ -155,8 +155,10 @@ class FinishedWork:
                 again.append(recipe)
                 lines.append(f"{recipe} failed ({failure.kind}); retrying, start {start} of {of}")
             elif kept in _MOST:
-                starts = f"{failure.starts} starts; retried only with {LIFT}"
-                lines.append(f"{recipe} failed ({failure.kind}) in {starts}")
+                lines.append(
+                    f"{recipe} failed ({failure.kind}) in {failure.starts} starts; retried only"
+                    f" with {LIFT}"
+                )
         return tuple(again), "; ".join(lines) or "unchanged"
 
 
@@ -165,6 +167,5 @@ def _why_new(item: Item, nearest: LedgerRow | None) -> str:
     if nearest is None:
         return "never done"
     differences = differing(item.parts, nearest.data.get("parts", {}))
-    names = [name for name in differences if not DIGESTS.fullmatch(name)]
-    words = [name.removeprefix("judge.").removeprefix("builds.") for name in names]
+    words = [name.removeprefix("judge.").removeprefix("builds.") for name in differences]
     return f"differs from the nearest finished in {', '.join(words) or 'nothing that is recorded'}"

@@ -269,18 +269,22 @@ def _sizes(entry: Entry) -> Json:
     return {"sizes": list(sizes)} if sizes else {}
 
 
-DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
+_DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
 """Parts of keys that are keys themselves, whose parts are compared."""
 
 
 def differing(parts: JsonView, finished: JsonView) -> list[str]:
     """Return the dotted names of the parts that differ, for `--explain`."""
+    return [name for name in _differing(parts, finished) if not _DIGESTS.fullmatch(name)]
+
+
+def _differing(parts: JsonView, finished: JsonView) -> list[str]:
     names = []
     for name in sorted(set(parts) | set(finished)):
         one = parts.get(name)
         other = finished.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
-            names += [f"{name}.{inner}" for inner in differing(one, other)]
+            names += [f"{name}.{inner}" for inner in _differing(one, other)]
         elif one != other:
             names.append(name)
     return names

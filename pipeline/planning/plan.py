@@ -214,7 +214,7 @@ def _unplaceable(entry: Entry, name: str, facts: FleetFacts) -> InfrastructureEr
     return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
 
 
-def auto_classes_of(nodes: Iterable[Sequence[str]], *, precise: bool = False) -> list[str]:
+def auto_classes_of(nodes: Iterable[Sequence[str]], *, precise: bool) -> list[str]:
     """The classes that `auto` means on a cluster, given the classes of each node; see
     `auto_classes`.
     """
@@ -238,9 +238,8 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     """The recipes that `auto` and `all` leave out for what the workers of a CPU class lack, in a
     line for each class.
     """
-    of_entries = chain.from_iterable(entry.recipes for entry in request.entries)
-    requested = sorted(set(of_entries))
-    consented = set(chain.from_iterable(entry.precision for entry in request.entries))
+    requested = sorted({recipe for entry in request.entries for recipe in entry.recipes})
+    consented = {precision for entry in request.entries for precision in entry.precision}
     lines = []
     for name, facts in request.facts.items():
         if device_class(name).kind == "cpu":
