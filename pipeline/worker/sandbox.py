@@ -101,7 +101,7 @@ def run_isolated(
     """
     log = folder / LOG
     oom_kills = _oom_kills()
-    report = _supervised(pickle.dumps((function, args)), folder, log, bounds, preload)
+    report = _supervised(pickle.dumps((function, args)), log, bounds, preload)
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
@@ -121,14 +121,14 @@ def run_isolated(
 
 def _with_log(failure: Failure, log: Path) -> Failure:
     if failure.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
-        message = f"torch could not write a file, and {failure.message}; {ROOM}"
-        failure = coded_failure("disk", message)
+        failure = coded_failure(
+            "disk", f"torch could not write a file, and {failure.message}; {ROOM}"
+        )
     return replace(failure, log_tail=log_tail(log))
 
 
 def _supervised(
     payload: bytes,
-    folder: Path,
     log: Path,
     bounds: Bounds,
     preload: str,
@@ -137,7 +137,7 @@ def _supervised(
     server, supervisor, pid = _fork_supervisor(preload)
     report: SupervisorReport | None = None
     try:
-        supervisor.send((payload, folder, log, bounds))
+        supervisor.send((payload, log, bounds))
         report = _receive(supervisor, None)
     finally:
         supervisor.close()  # a supervisor that still runs ends everything now

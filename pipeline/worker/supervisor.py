@@ -155,9 +155,9 @@ def supervise(worker: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     worker.send(os.getpid())
-    payload, folder, log, bounds = worker.recv()
+    payload, log, bounds = worker.recv()
     try:
-        with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(folder) as scratch:
+        with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(log.parent) as scratch:
             report = _ChildWatch(file, bounds, worker).run(payload, scratch)
     except (
         OSError,
