@@ -4,7 +4,6 @@ final.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,13 @@ from freezer.store import Descriptor, Store, Version, loss_of
 from pipeline.ledger import Draft, Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
-from pipeline.scheduling import folder_name, missing
+from pipeline.scheduling import Decided, folder_name
 from pipeline.workspace import judged_name, workplace
 
 UNDECIDED = ("unstable", "failed", "rejected", "kept-previous")
 """Verdicts after which a class keeps the artifact that it has of the same source, if it has one."""
 
-_Gathered = list[tuple[Item, Outcome]]
+_Gathered = list[Decided]
 
 
 class Publisher:
@@ -43,7 +42,7 @@ class Publisher:
         self._store = store
         self._ledger = ledger
         self._place = workplace(store.uri)
-        self._reached: dict[str, dict[str, tuple[Item, Outcome] | None]] = {}
+        self._reached: dict[str, dict[str, Decided | None]] = {}
         for item in plan.items:
             self._reached.setdefault(item.entry.name, {})[item.device_class] = None
 
@@ -205,7 +204,7 @@ class Publisher:
             return None
         known = row.outcome
         is_published = not loss_of(self._store, known.reference, outcome.device_class)
-        is_complete = set(missing(known)) <= set(missing(outcome))
+        is_complete = set(known.missing) <= set(outcome.missing)
         if not (known.has_artifact and is_published and is_complete):
             return None
         return replace(
@@ -219,7 +218,7 @@ class Publisher:
         """The folder of the judged artifact."""
         return self._place.folder("judged", folder_name(outcome))
 
-    def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
+    def _finish(self, final: _Gathered) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
         self._keep([reached for reached in final if not self._is_kept(*reached)])
         for _, outcome in final:
@@ -234,19 +233,20 @@ class Publisher:
             for folder in self._folder(outcome).parent.glob(f"{name}~*"):
                 self._place.drop("judged", folder.name)
 
-    def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
+    def _keep(self, final: _Gathered) -> None:
         """Append outcomes to the ledger."""
-        drafts = [
-            Draft(
-                kind="outcome",
-                key=item.judge.digest,
-                model=outcome.model,
-                device_class=outcome.device_class,
-                data={"outcome": outcome.to_json(), "parts": item.parts},
-            )
-            for item, outcome in final
-        ]
-        self._ledger.append_all(drafts)
+        self._ledger.append_all(
+            [
+                Draft(
+                    kind="outcome",
+                    key=item.judge.digest,
+                    model=outcome.model,
+                    device_class=outcome.device_class,
+                    data={"outcome": outcome.to_json(), "parts": item.parts},
+                )
+                for item, outcome in final
+            ]
+        )
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""

@@ -9,17 +9,17 @@ from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import ItemState
 from pipeline.scheduling.node_check import SharedFiles, facts_here, with_memory_here
-from pipeline.scheduling.outcomes import folder_name, missing, skipped_outcomes
+from pipeline.scheduling.outcomes import Decided, folder_name, skipped_outcomes
 
 __all__ = [
     "BuildRecords",
+    "Decided",
     "Executor",
     "Fleet",
     "ItemState",
     "SharedFiles",
     "facts_here",
     "folder_name",
-    "missing",
     "skipped_outcomes",
     "with_memory_here",
 ]

@@ -13,7 +13,7 @@ from pipeline.cluster import Done, Handle, Node
 from pipeline.planning import Item
 from pipeline.records import Event, Outcome
 from pipeline.scheduling.fleet import Fleet, Show
-from pipeline.scheduling.outcomes import folder_name
+from pipeline.scheduling.outcomes import Decided, folder_name
 from pipeline.worker import check_portable
 
 
@@ -64,7 +64,7 @@ class PortableChecks:
         self._running[handle] = item, outcome, nodes
         return True
 
-    def end(self, done: Done) -> list[tuple[Item, Outcome]]:
+    def end(self, done: Done) -> list[Decided]:
         """A check ended; return its outcome if it was the last one."""
         item, outcome, (node, *others) = self._running.pop(done.handle)
         problem, differs = (done.failure, False) if done.failure else done.value
@@ -78,8 +78,9 @@ class PortableChecks:
             )
             return [(item, rejected)]
         if problem:
-            text = f"{item.label()}: not checked on {node.machine}: {problem}"
-            self._show(Event(kind="note", text=text))
+            self._show(
+                Event(kind="note", text=f"{item.label()}: not checked on {node.machine}: {problem}")
+            )
         else:
             checked = (*outcome.host.get("others", ()), node.machine)
             outcome = replace(outcome, host={**outcome.host, "others": checked})

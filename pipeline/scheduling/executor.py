@@ -22,7 +22,7 @@ from pipeline.cluster import Done, Handle, Node
 from pipeline.failures import NODE_MEMORY, classify, coded_failure
 from pipeline.ledger import Ledger
 from pipeline.planning import UNUSUAL, Item, Plan, demand_of, pinned
-from pipeline.records import BuildResult, Event, Failure, Outcome
+from pipeline.records import BuildResult, Event, Failure
 from pipeline.scheduling.architectures import PortableChecks
 from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.fleet import Fleet, Show
@@ -32,6 +32,7 @@ from pipeline.scheduling.item_state import (
     end_build,
     end_judge,
 )
+from pipeline.scheduling.outcomes import Decided
 from pipeline.scheduling.queue import Progress, Slot, Task, memory_to_reserve
 from pipeline.scheduling.scheduler import Scheduler
 from pipeline.sources import Materials
@@ -75,7 +76,7 @@ class Executor:
         self._scheduler = Scheduler(fleet)
         self._checks = PortableChecks(fleet, store.uri, show)
         self._running: dict[Handle, Sequence[Task]] = {}
-        self._decided: deque[tuple[Item, Outcome]] = deque()
+        self._decided: deque[Decided] = deque()
         self._classes = {item.device_class for item in plan.items}
         self.begun: dict[str, Progress] = {}
         of_cpu = dict[tuple[str, int], Progress]()
@@ -91,7 +92,7 @@ class Executor:
                 self._follow(progress, step)
                 self.begun[item.label()] = progress
 
-    def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
+    def outcomes(self) -> Iterator[Decided]:
         """Yield the outcome of each item, not published yet; no judge measures here meanwhile.
 
         Closing the iterator cancels everything that runs.
@@ -211,7 +212,6 @@ class Executor:
             limits, objective = others[0].item.entry.limits, others[0].item.entry.objective
             beside = self._judge_request(others, replace(entry, limits=limits, objective=objective))
         item, state = task.item, task.progress.state
-        results = state.results.items()
         contest = None if state.needs_contest else self._records.speeds.contest(item)
         inherits = contest is not None and set(state.built) <= set(contest.recipes)
         return JudgeRequest(
@@ -227,7 +227,9 @@ class Executor:
             campaign=self._ledger.campaign,
             store=self._store.uri,
             source=item.source.digest,
-            failures={name: result.problem for name, result in results if result.failure},
+            failures={
+                name: result.problem for name, result in state.results.items() if result.failure
+            },
             beside=beside,
         )
 

@@ -58,10 +58,14 @@ class ItemState:
     outcome: Outcome | None = None
 
     @property
+    def is_built(self) -> bool:
+        """Whether all builds ended."""
+        return len(self.results) >= len(self.item.builds)
+
+    @property
     def built(self) -> dict[str, BuildResult]:
         """The builds that succeeded, by recipe."""
-        results = self.results.items()
-        return {recipe: result for recipe, result in results if result.failure is None}
+        return {recipe: result for recipe, result in self.results.items() if result.failure is None}
 
     def attempts_of(self, recipe: str | None) -> Attempts:
         """Return the failed attempts of a build, or of the judge."""
@@ -247,7 +251,7 @@ def _check_built(step: Step) -> Step:
     item = state.item
     results = state.results
     built = state.built
-    if len(results) < len(item.builds):
+    if not state.is_built:
         return step
     # a hopeless one is better than none
     if not built and any(result.is_skipped for result in results.values()):

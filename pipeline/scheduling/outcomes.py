@@ -16,6 +16,9 @@ from pipeline.workspace import judged_name
 Builds = Mapping[str, BuildResult]
 """By recipe."""
 
+Decided = tuple[Item, Outcome]
+"""An item and the outcome in which it ended."""
+
 
 def outcome_of(
     item: Item,
@@ -50,11 +53,10 @@ def failed_outcome(item: Item, builds: Builds) -> Outcome:
     """
     outcome = _undecided(item, builds)
     if not builds:
-        reason = "no recipe other than eager was requested that fits this class"
         return replace(
             outcome,
             verdict="kept-eager",
-            reason=reason,
+            reason="no recipe other than eager was requested that fits this class",
         )
     failures = {
         recipe: build.failure
@@ -114,9 +116,4 @@ def _report(build: BuildResult) -> CandidateReport:
 
 def folder_name(outcome: Outcome) -> str:
     """Return the name of the folder of the judged artifact of an outcome."""
-    return judged_name(outcome.judge_key, outcome.model, missing(outcome))
-
-
-def missing(outcome: Outcome) -> list[str]:
-    """Return the recipes whose build failed."""
-    return [report.recipe for report in outcome.candidates if report.failure is not None]
+    return judged_name(outcome.judge_key, outcome.model, outcome.missing)

@@ -46,11 +46,6 @@ class Progress:
     index: int
     beside: Progress | None = None
 
-    @property
-    def is_built(self) -> bool:
-        """Whether all builds ended."""
-        return len(self.state.results) >= len(self.state.item.builds)
-
 
 @dataclass(kw_only=True, eq=False)
 class Task:

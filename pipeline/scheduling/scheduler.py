@@ -68,7 +68,7 @@ class Scheduler:
         beside = task.progress.beside
         if task.recipe is None and not first and task.progress.state.attempts_of(None).failures:
             queue = self._repeated
-        elif task.recipe is None and beside and self._has_judged and not beside.is_built:
+        elif task.recipe is None and beside and self._has_judged and not beside.state.is_built:
             queue = self._beside
         queue.add(task, first=first)
 
@@ -176,8 +176,7 @@ class Scheduler:
             if name in self._unserved:
                 asked[self._unserved[name]] = 1
                 continue
-            slots = [slot for slot in self._in_use if name in slot.node.classes]
-            num_cpus = sum(slot.node.num_cpus for slot in slots)
+            num_cpus = sum(slot.node.num_cpus for slot in self._in_use if name in slot.node.classes)
             asked[Ask(device_class=name)] = min(waiting[name], MAX_ASKED * num_cpus)
         return asked
 
