@@ -79,8 +79,7 @@ def _browse(tracking_uri: str, experiment_id: str) -> Iterable[str]:
     """
     server = without_credentials(tracking_uri)
     if not server.startswith("http"):
-        uri = shlex.quote(server)
-        yield f"{WITHOUT_JOBS} mlflow ui --workers 1 --backend-store-uri {uri}"
+        yield f"{WITHOUT_JOBS} mlflow ui --workers 1 --backend-store-uri {shlex.quote(server)}"
         server = "http://127.0.0.1:5000"
     yield gains_link(server, experiment_id)
 
@@ -118,18 +117,11 @@ def print_report(
     """
     outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
     console.print(Text(f"campaign {report.campaign}", style="italic"))
-    rows = [_cells(outcome) for outcome in outcomes]
-    if rows:
-        console.print(
-            result_table(
-                COLUMNS,
-                rows,
-                console,
-                narrow=NUM_NAMES + 1,
-            )
-        )
-    if rows and console.width >= WIDE:
-        console.print(Text(f"error ratio: {ERROR_RATIO}", style="dim"), soft_wrap=True)
+    if outcomes:
+        rows = map(_cells, outcomes)
+        console.print(result_table(COLUMNS, rows, console, narrow=NUM_NAMES + 1))
+        if console.width >= WIDE:
+            console.print(Text(f"error ratio: {ERROR_RATIO}", style="dim"), soft_wrap=True)
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
@@ -172,8 +164,7 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
         if first.failure_kind in UNEXPLAINED:
             for line in first.log_tail.splitlines()[-MAX_LOG_LINES:]:
                 yield Text(f"    {line}", style="dim")
-        logs = {log for outcome in group for log in _logs(outcome, store)}
-        for log in sorted(logs):
+        for log in sorted({log for outcome in group for log in _logs(outcome, store)}):
             yield Text(f"    log: {log}")
 
 
@@ -203,11 +194,9 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
 
 def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
     """Yield the warnings of captures of published outcomes, each once for a model."""
-    found: dict[tuple[str, str], None] = {}
-    for outcome in outcomes:
-        if outcome.verdict == "published":
-            found |= dict.fromkeys((outcome.model, warning) for warning in outcome.warnings)
-    for model, warning in found:
+    published = [outcome for outcome in outcomes if outcome.verdict == "published"]
+    found = [(outcome.model, warning) for outcome in published for warning in outcome.warnings]
+    for model, warning in dict.fromkeys(found):
         yield Text.assemble((f"{model}: ", "bold"), (f"warning: {warning}", "yellow"))
 
 

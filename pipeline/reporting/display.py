@@ -150,8 +150,8 @@ class CampaignProgress:
         left = tuple(recipe for recipe in running.recipes if recipe not in event.recipes)
         if left:
             self.running[event.what] = replace(running, recipes=left)
-            return
-        del self.running[event.what]
+        else:
+            del self.running[event.what]
 
 
 class Display:

@@ -21,7 +21,7 @@ from pipeline.ledger import (
     read_rows,
     refuse_registry,
 )
-from pipeline.records import Note, Outcome, Outcomes, counts_text, iso
+from pipeline.records import Note, Outcome, Outcomes, Place, counts_text, iso
 
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
@@ -131,7 +131,7 @@ def _failed(outcome: Outcome) -> dict[str, str]:
 def _items(
     outcomes: Outcomes,
     record: CampaignRecord,
-    begun: Collection[tuple[str, str]],
+    begun: Collection[Place],
 ) -> dict[str, list[str]]:
     """Return the items by state, in the order of the catalog."""
     items = defaultdict[str, list[str]](list)
@@ -208,14 +208,14 @@ def in_words(status: Status, store: str) -> list[str]:
     ended = "not ended"
     if status.finished is not None:
         ended = f"ended {iso(status.finished)} with exit code {status.exit_code}"
+    driver = f", {status.driver}" if status.driver else ""
     lines = [
         f"campaign {status.campaign} of {status.catalog}: {status.state}",
         f"started {iso(status.started)}, {ended}",
         f"{status.reached} of {status.planned} outcomes: {verdicts}; {status.unchanged} unchanged",
         f"{status.built} built, {status.builds_failed} builds failed",
+        f"last sign of life {iso(status.last_sign)}{driver}",
     ]
-    driver = f", {status.driver}" if status.driver else ""
-    lines.append(f"last sign of life {iso(status.last_sign)}{driver}")
     for name, items in status.items.items():
         if name not in ("failed", "rejected", "unstable"):
             lines.append(_listed(name, items))
