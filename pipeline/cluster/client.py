@@ -199,8 +199,9 @@ def _own_code() -> dict[str, list[str]] | None:
     import freezer
     import pipeline
 
-    folders = [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
-    return {"py_modules": folders}
+    return {
+        "py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
+    }
 
 
 def _check_raylet(address: str) -> None:
@@ -280,5 +281,5 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
             text=f"{text}, none of which has the label of a device class",
             remedy=f"{JOIN}   # on each worker",
         )
-        return
-    yield Finding(check="Ray", text=f"{text}, for {', '.join(served)}")
+    else:
+        yield Finding(check="Ray", text=f"{text}, for {', '.join(served)}")

@@ -197,9 +197,10 @@ class Jobs:
             except InfrastructureError as error:
                 failures += 1
                 if failures > RETRIES:
-                    remedy = "submit it again to follow it, or see `coldpress status`"
                     raise InfrastructureError(
-                        f"{error}; job {job_id} may still be running: {remedy}", code=error.code
+                        f"{error}; job {job_id} may still be running: submit it again to follow it,"
+                        " or see `coldpress status`",
+                        code=error.code,
                     ) from error
                 time.sleep(2 * failures)
                 continue

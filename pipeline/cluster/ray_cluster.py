@@ -167,14 +167,15 @@ class Cluster:
                 continue
             self._asked[ask] = pending
             for _ in range(count - len(pending)):
-                handle = self.start(
-                    _nothing,
-                    name=f"ask {ask.device_class}",
-                    class_name=ask.device_class,
-                    num_cpus=ask.num_cpus,
-                    memory_bytes=ask.memory_bytes,
+                pending.append(
+                    self.start(
+                        _nothing,
+                        name=f"ask {ask.device_class}",
+                        class_name=ask.device_class,
+                        num_cpus=ask.num_cpus,
+                        memory_bytes=ask.memory_bytes,
+                    )
                 )
-                pending.append(handle)
 
     def start(
         self,
@@ -204,8 +205,9 @@ class Cluster:
         if memory_bytes is not None:
             options["memory"] = memory_bytes
         if node is not None:  # on a dead node, it fails; by a label, it would wait
-            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-            options["scheduling_strategy"] = strategy
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node.node_id, soft=False
+            )
         elif class_name != PORTABLE:
             options["label_selector"] = {f"{LABEL}{class_name}": "true"}
         while not self.head.answers():

@@ -71,23 +71,18 @@ class Materials:
         problems = []
         for entry in entries:
             field = "source"
-            resolved = entry
             try:
                 with _error_of(f"source {entry.source}"):
-                    resolved = self._with_source(resolved)
+                    resolved = self._with_source(entry)
                 field = "samples"
                 with _error_of(f"samples {entry.samples}"):
                     usable.append(self._with_samples(resolved))
             except InfrastructureError:
                 raise
             except ColdpressError as error:
-                problem = CatalogError(
-                    str(error),
-                    entry=entry.name,
-                    field=field,
-                    code=error.code,
+                problems.append(
+                    CatalogError(str(error), entry=entry.name, field=field, code=error.code)
                 )
-                problems.append(problem)
         return usable, problems
 
     def ship_from_now_on(self) -> None:

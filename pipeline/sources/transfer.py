@@ -36,8 +36,11 @@ def ship(entry: Entry, folder: Path) -> Entry:
     """Return the entry with every path in `folder`. Files that are already there are not copied."""
     source = entry.source
     if source.kind in FILE_KINDS:
-        shipped = _ship_file(Path(source.location), folder)
-        source = replace(source, location=str(shipped), origin=str(source))
+        source = replace(
+            source,
+            location=str(_ship_file(Path(source.location), folder)),
+            origin=str(source),
+        )
     elif source.kind == "transformers" and Path(source.location).is_dir():
         root = Path(source.location)
         tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
@@ -231,10 +234,10 @@ def named_files(catalog: Path) -> set[Path]:
         entry = record.value if isinstance(record.value, dict) else {}
         files = entry.get("files")
         names = [str(name) for name in files] if isinstance(files, list) else []
-        names.append(glob.escape(str(entry.get("samples") or "")))
         accuracy = entry.get("accuracy")
         accuracy = accuracy if isinstance(accuracy, dict) else {}
-        names.append(glob.escape(str(accuracy.get("samples") or "")))
+        for fields in (entry, accuracy):
+            names.append(glob.escape(str(fields.get("samples") or "")))
         metric = str(accuracy.get("metric", "")).removeprefix("python:")
         for function in (entry.get("source"), entry.get("task_metric"), f"python:{metric}"):
             kind, _, location = str(function).partition(":")

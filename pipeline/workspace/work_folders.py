@@ -225,8 +225,9 @@ class Workplace:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            where = self.remote.where(path)
-            raise IntegrityError(f"{where} is damaged ({error}); delete it") from None
+            raise IntegrityError(
+                f"{self.remote.where(path)} is damaged ({error}); delete it"
+            ) from None
         return files
 
     @contextmanager
