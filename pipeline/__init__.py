@@ -11,7 +11,7 @@ Read run.py first. Deployments never install this.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["CampaignReport", "Config", "Entry", "run"]
 
 _LAZY = {
-    "CampaignReport": ("pipeline.reporting", "CampaignReport"),
-    "Config": ("pipeline.config", "Config"),
-    "Entry": ("pipeline.catalog", "CatalogEntry"),
-    "run": ("pipeline.run", "run"),
+    "CampaignReport": "pipeline.reporting:CampaignReport",
+    "Config": "pipeline.config:Config",
+    "Entry": "pipeline.catalog:CatalogEntry",
+    "run": "pipeline.run:run",
 }
 """Module and name of each public name. They are imported when they are first used."""
 
@@ -48,8 +48,7 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    module, original = _LAZY[name]
-    return getattr(importlib.import_module(module), original)
+    return pkgutil.resolve_name(_LAZY[name])
 
 
 def __dir__() -> list[str]:
