@@ -120,8 +120,13 @@ def compare_campaigns(
     changes = compare(old, new)
     regressions = sum(change.is_regression for change in changes)
     if as_json:
-        summary = {"before": before, "after": after, "regressions": regressions}
-        say_json({**summary, "changes": list(map(encode, changes))}, indent=1)
+        summary = {
+            "before": before,
+            "after": after,
+            "regressions": regressions,
+            "changes": list(map(encode, changes)),
+        }
+        say_json(summary, indent=1)
     else:
         _print_changes(changes)
     sys.exit(FAILED if regressions else OK)
@@ -170,9 +175,8 @@ def _moves(store: Store, model: str) -> list[Move]:
     """The moves of all names of a model, the latest first; versions were `latest` when they were
     published.
     """
-    moves = list(store.notes(model).moves)
-    for listed in versions_of(store, model):
-        move = Move(
+    published = [
+        Move(
             name="latest",
             version=listed.version,
             digest=listed.digest,
@@ -180,8 +184,9 @@ def _moves(store: Store, model: str) -> list[Move]:
             by="published",
             time=listed.published,
         )
-        moves.append(move)
-    return sorted(moves, key=lambda move: -move.time)
+        for listed in versions_of(store, model)
+    ]
+    return sorted([*store.notes(model).moves, *published], key=lambda move: -move.time)
 
 
 def _print_moves(moves: Sequence[Move], console: Console) -> None:
@@ -207,7 +212,7 @@ def _print_outcomes(
         console.print(
             result_table(
                 _COLUMNS,
-                [_cells(outcome) for outcome in reversed(outcomes)],
+                map(_cells, reversed(outcomes)),
                 console,
                 narrow=7,
                 title=f"{model} on {name}",

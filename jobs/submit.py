@@ -64,8 +64,7 @@ def main(
     environ = _environ(env or [])
     upload = _gathered(options["catalog"], include or [])
     if dry_run:
-        say(f"would submit {_described(upload)}")
-        _list_files(upload)
+        _list_files("would submit", upload)
         return
     config = optimize.checked_config(options)
     # The job does not have the variables of this process; an option given twice is the last one.
@@ -124,21 +123,19 @@ def _submitted(
             code="CP-TEMPORARY",
         ) from error
     if is_new:
-        say(f"submitted {job.id}: {_described(upload)}")
-        _list_files(upload)
+        _list_files(f"submitted {job.id}:", upload)
     else:
         say(f"the campaign is running already as {job.id}; attached to it, nothing was submitted")
     return job
 
 
-def _described(upload: Upload) -> str:
-    return f"{len(upload.files)} files, {upload.size_bytes / 1e6:.1f} MB"
-
-
-def _list_files(upload: Upload) -> None:
-    """Print the names of the uploaded files besides Coldpress's own, and of those left out."""
+def _list_files(verb: str, upload: Upload) -> None:
+    """Print what is uploaded: the number and size of all files, the names of those besides
+    Coldpress's own, and of those left out.
+    """
     from pipeline.cluster import PACKAGES
 
+    say(f"{verb} {len(upload.files)} files, {upload.size_bytes / 1e6:.1f} MB")
     for name, path in upload.files.items():
         if name.partition("/")[0] not in PACKAGES:
             say(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")

@@ -102,15 +102,14 @@ def this_worker(wanted: Collection[str]) -> Worker:
             " CUDA_VISIBLE_DEVICES to those of one class, and start one worker for each class"
         )
     num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
-    arguments = [
-        f"--labels={','.join(map('='.join, labels_of(classes).items()))}",
-        f"--num-cpus={available_cpus()}",
-        f"--num-gpus={num_gpus}",
-        f"--memory={int(machine_bytes() * MEMORY_SHARE)}",
-        f"--object-store-memory={_OBJECT_STORE_BYTES}",
-    ]
     return Worker(
-        arguments=arguments,
+        arguments=[
+            f"--labels={','.join(map('='.join, labels_of(classes).items()))}",
+            f"--num-cpus={available_cpus()}",
+            f"--num-gpus={num_gpus}",
+            f"--memory={int(machine_bytes() * MEMORY_SHARE)}",
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        ],
         environment=_environment(classes, machine.classes),
     )
 

@@ -25,7 +25,7 @@ from pipeline.ledger import (
 )
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
-from pipeline.records import Event, Outcome, Outcomes, verdict_text
+from pipeline.records import Event, Outcome, Outcomes, Place, verdict_text
 from pipeline.reporting import CampaignReport, Display, report_page
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import (
@@ -50,7 +50,7 @@ class Campaign:
     ledger: Ledger
     tracker: Tracker | TrackerProcess
     display: Display
-    _final: dict[tuple[str, str], Outcome] = field(default_factory=dict, init=False)
+    _final: dict[Place, Outcome] = field(default_factory=dict, init=False)
     _failures: list[str] = field(default_factory=list, init=False)
     _interrupted: bool = field(default=False, init=False)
 
@@ -98,8 +98,7 @@ class Campaign:
         for item in self.plan.items:
             finished = item.finished
             cached = finished is not None and continued.reached(finished).cached
-            member = Member(item.judge.digest, item.entry.name, item.device_class, cached)
-            members.append(member)
+            members.append(Member(item.judge.digest, item.entry.name, item.device_class, cached))
         return CampaignRecord(
             catalog=self.config.catalog_name,
             started=continued.started,
@@ -131,15 +130,16 @@ class Campaign:
             expected = outcomes_digest(outcome for _, outcome in finished)
         self.tracker.start(planned, expected)
         for item, outcome in chain(finished, self.executor.outcomes() if self.executor else ()):
-            published = publisher.add(item, outcome)
-            final = [continued.reached(done) for done in published]
+            final = [continued.reached(done) for done in publisher.add(item, outcome)]
             for done in final:
                 self._final[done.place] = done
             if final:
                 self.tracker.log(final)
             elif self._awaits_classes(outcome):
-                judged = f"judged {' '.join(outcome.place)}: {verdict_text(outcome)}"
-                self.display.note(f"{judged}; waits for the model's other classes")
+                self.display.note(
+                    f"judged {' '.join(outcome.place)}: {verdict_text(outcome)}; waits for the"
+                    " model's other classes"
+                )
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
@@ -197,10 +197,9 @@ def driver_facts(files: Path) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)
     folder = files if files.is_dir() else files.parent
-    command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError):  # git is not installed
         done = subprocess.run(
-            command,
+            ["git", "rev-parse", "HEAD"],
             cwd=folder,
             capture_output=True,
             text=True,

@@ -29,8 +29,12 @@ from pipeline.reporting import driver_of
 from pipeline.tracking import move_aliases
 from pipeline.workspace import remove_abandoned, workplace
 
-KINDS: tuple[Literal["candidates", "judged", "sources", "logs"], ...]
-KINDS = ("candidates", "judged", "sources", "logs")
+KINDS: tuple[Literal["candidates", "judged", "sources", "logs"], ...] = (
+    "candidates",
+    "judged",
+    "sources",
+    "logs",
+)
 """What is removed of the work folder."""
 
 _MARKS = f"{MARKS}/_work/marks.json"
@@ -117,13 +121,12 @@ def needs_of(store: Store, note: Note) -> CampaignNeeds:
             logs.add(member.judge_key)
             if campaign in started or member.place not in places:
                 models.add(member.model)
-    builds = read_rows(history.folder, "build")
     is_recorded = [history.recorded(campaign) >= since for campaign, since in started.items()]
     return CampaignNeeds(
         leases=leases,
         running=tuple(started),
         models=models if all(is_recorded) else None,
-        builds={row.key for row in builds if row.model in models},
+        builds={row.key for row in read_rows(history.folder, "build") if row.model in models},
         logs=logs,
     )
 

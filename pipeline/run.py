@@ -244,8 +244,7 @@ def _assembled(
 ) -> Iterator[Fleet]:
     """Connect to Ray, which takes 8 to 20 s where it has to start, and find its nodes."""
     joined, store = joined_address(config.address), work.store
-    text = f"connecting to Ray at {joined}" if joined else "starting Ray on this machine"
-    display.note(text)
+    display.note(f"connecting to Ray at {joined}" if joined else "starting Ray on this machine")
     shared = SharedFiles(
         store=store.root,
         files=config.files,
