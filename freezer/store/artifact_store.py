@@ -222,7 +222,7 @@ class Store:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives
         its own.
         """
-        path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
+        path = self.layout(version.model).local(item)
         if self.files.exact:
             verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
@@ -319,8 +319,7 @@ class Store:
     ) -> bool:
         layout = self.layout(version.model)
         image = version.image(device_class, rank)
-        manifest = self.manifest(version, device_class, rank=rank)
-        for item in manifest.contents:
+        for item in self.manifest(version, device_class, rank=rank).contents:
             self.file(version, item)
         claims = Claims(model=version.model, version=version.number, device_class=device_class)
         new = signed_with(key, image_digest=image.digest, claims=claims)
@@ -371,14 +370,13 @@ class Store:
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         layout = self.layout(model)
-        if not self.files.exact:
-            # upload large blobs before the lock, which must be held only briefly
-            with self._writing():
-                for artifact in artifacts:
-                    layout.write_files(artifact)
+
+        def send() -> None:
+            for artifact in artifacts:
+                layout.write_files(artifact)
 
         write = partial(write_version, self, model, source_key, artifacts, carried, decided)
-        return self._written(model, write)
+        return self.write_model(model, send, write)
 
     def roll_back(self, model: str, number: int | None) -> Version:
         """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
@@ -439,7 +437,8 @@ class Store:
         """Write to the layout of a model.
 
         Args:
-            send: writes blobs; before the lock where that must be held only briefly.
+            send: writes the blobs that are missing; where the lock must be held only briefly, first
+                before it, and again under it for what was removed as garbage since.
             write: writes manifests and tags, under the lock.
         """
         layout = self.layout(model)
@@ -449,8 +448,7 @@ class Store:
 
         def write_all() -> _T:
             layout.begin()
-            if self.files.exact:
-                send()
+            send()
             return write()
 
         return self._written(model, write_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -75,8 +76,8 @@ def copy_version(
     version = source.version(reference)
     copy = _copy_images if form == "image" else _copy_artifacts
     tags, digest = copy(source, dest, version)
-    model = version.model
-    return Copied(names=tuple(f"{model}:{tag}" for tag in tags), pin=f"{model}@{digest}")
+    names = tuple(f"{version.model}:{tag}" for tag in tags)
+    return Copied(names=names, pin=f"{version.model}@{digest}")
 
 
 def _copy_artifacts(source: Store, dest: Store, version: Version) -> tuple[list[str], str]:
@@ -98,12 +99,9 @@ def _copy_artifacts(source: Store, dest: Store, version: Version) -> tuple[list[
     def send() -> None:
         blobs = [part for part in unique if part.media_type not in MANIFESTS]
         with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
-            for call in [pool.submit(_send, origin, target, blob) for blob in blobs]:
-                call.result()
+            list(pool.map(partial(_send, origin, target), blobs))
 
     def write() -> list[str]:
-        if not dest.files.exact:
-            send()  # what was removed as garbage since it was found there
         for part in unique:
             if part.media_type in MANIFESTS:
                 target.write_blob(origin.blob(part), part.media_type)
@@ -133,8 +131,7 @@ def _send(origin: Layout, target: Layout, blob: Descriptor) -> None:
     """Copy a blob that a store lacks."""
     if not target.holds(blob) and not target.mount(blob, origin):
         transferred(0, blob.size_bytes)
-        local = origin.local(digest=blob.digest, size_bytes=blob.size_bytes)
-        target.write_file(local, blob)
+        target.write_file(origin.local(blob), blob)
 
 
 def _tags(origin: Layout, target: Layout, version: Version) -> list[str]:
@@ -154,12 +151,13 @@ def _attached(
     names = signature_tag(image), referrers_tag(image)
     new, known = origin.tags(*names), target.tags(*names)
     for tag in names:
-        before = known.get(tag)
-        if tag in new and before is None:
+        if tag not in new:
+            continue
+        if tag not in known:
             yield tag, new[tag]
-        elif tag in new and tag == referrers_tag(image):
+        elif tag == referrers_tag(image):
             yield tag, write_referrers(target, image, origin.index(new[tag]).manifests)
-        elif tag in new:
+        else:
             signed: list[Signed] = []
             for layout in (target, origin):
                 found = signatures_of(layout, image, origin=tag)
@@ -174,7 +172,7 @@ def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str
     classes = sorted(version.images, key=lambda name: name != PORTABLE)
 
     def send() -> None:
-        for name in classes:
+        for name in classes[len(images) :]:
             with scratch_folder() as scratch:
                 artifact = source.pull(version, name, scratch / "artifact")
                 images[name] = image_form(target, artifact, scratch / "layer.tar")
@@ -184,8 +182,8 @@ def _copy_images(source: Store, dest: Store, version: Version) -> tuple[list[str
             OciIndex(manifests=tuple(chain.from_iterable(images.values()))), {}
         )
         changes = {f"{version.number}-{name}{IMAGE}": images[name][0] for name in classes}
-        named = _tags(source.layout(version.model), target, version)
-        tags = [f"{tag}{IMAGE}" for tag in named]
+        origin = source.layout(version.model)
+        tags = [f"{tag}{IMAGE}" for tag in _tags(origin, target, version)]
         target.retag({**changes, **dict.fromkeys(tags, index)})
         return tags, index.digest
 

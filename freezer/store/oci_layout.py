@@ -118,6 +118,10 @@ class OciImage:
     layers: tuple[Descriptor, ...]
 
 
+Blob: TypeAlias = Descriptor | FileRef | Payload
+"""What names a blob by its digest and size."""
+
+
 class OvertakenError(StoreUnreachableError):
     """Another writer wrote index.json at the same time, where locks are advisory; write again."""
 
@@ -206,50 +210,40 @@ class Layout:
         """The manifest.json of the artifact in an image, byte for byte."""
         return self.blob(self.image(image).config)
 
-    def bring(self, files: Iterable[FileRef | Payload]) -> None:
+    def bring(self, files: Iterable[Blob]) -> None:
         """Download blobs, several at once; nothing where the store is a local folder."""
         if self._files.exact:
             return
-        sizes = {file.digest: file.size_bytes for file in files}
-        transferred(0, sum(sizes.values()))
+        unique = {file.digest: file for file in files}.values()
+        transferred(0, sum(file.size_bytes for file in unique))
         with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
-            calls = [
-                pool.submit(self.local, digest=digest, size_bytes=size)
-                for digest, size in sizes.items()
-            ]
-            for call in calls:
-                call.result()
+            list(pool.map(self.local, unique))
 
-    def local(self, *, digest: str, size_bytes: int) -> Path:
+    def local(self, blob: Blob) -> Path:
         """A read-only local file of a blob; the caller verifies its digest."""
-        path = self.path(digest)
+        path = self.path(blob.digest)
         with self._reading(path):
-            return self._files.local(path, digest=digest, size_bytes=size_bytes)
+            return self._files.local(path, digest=blob.digest, size_bytes=blob.size_bytes)
 
-    def fetch(
-        self,
-        digest: str,
-        dest: Path,
-        limit_bytes: int,
-    ) -> None:
-        """Copy a blob of limited size to a local file, and verify it.
+    def fetch(self, blob: Blob, dest: Path) -> None:
+        """Copy a blob to a local file, and verify it.
 
         Raises:
             IntegrityError: it has another digest.
             OSError: the local file cannot be written.
         """
-        source = self.local(digest=digest, size_bytes=limit_bytes)
+        source = self.local(blob)
         dest.parent.mkdir(parents=True, exist_ok=True)
         if not self._files.exact:  # a verified copy
             shutil.copyfile(source, dest)
             return
         with (
-            self._reading(self.path(digest)),
+            self._reading(self.path(blob.digest)),
             open_regular(source) as file,
             dest.open("wb") as copy,
         ):
-            copy.writelines(chunks_of(file, limit_bytes, source))
-        verify_file(dest, digest=digest, size_bytes=limit_bytes, origin=str(source))
+            copy.writelines(chunks_of(file, blob.size_bytes, source))
+        verify_file(dest, digest=blob.digest, size_bytes=blob.size_bytes, origin=str(source))
 
     def begin(self) -> None:
         """Prepare the layout for writing, under the model's lock."""
@@ -268,13 +262,9 @@ class Layout:
             self.write_file(artifact.folder / item.path, descriptor)
 
     def write_image(self, artifact: Artifact, *, version: int) -> Descriptor:
-        """Write an artifact as an image, first published in `version`, and return the descriptor of
-        its image manifest.
-
-        Raises:
-            IntegrityError: a file differs from the artifact's manifest.
+        """Write an artifact whose files are stored as an image, first published in `version`, and
+        return the descriptor of its image manifest.
         """
-        self.write_files(artifact)
         manifest = replace(artifact.manifest, version=version)
         layers = []
         for file in manifest.contents:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact, Manifest
@@ -128,9 +127,10 @@ def write_version(
     carried: Sequence[Descriptor],
     decided: Collection[str],
 ) -> Version:
-    """Publish a new version, unless it would equal the newest one; see `Store.publish`."""
+    """Publish a new version of stored files, unless it would equal the newest one; see
+    `Store.publish`.
+    """
     layout = store.layout(model)
-    layout.begin()
     numbers, tags = store.versions(model), layout.tags()
     number = numbers[-1] + 1 if numbers else 1
     same = before = None
@@ -145,8 +145,9 @@ def write_version(
         if before is not None and before.number < same.number:  # rolled back
             return same
         number = same.number
-    write_index = partial(layout.write_index, version=number, source_key=source_key)
-    descriptor = tags.get(str(number)) or write_index(images)
+    descriptor = tags.get(str(number)) or layout.write_index(
+        images, version=number, source_key=source_key
+    )
     version = Version(
         model=model,
         number=number,
@@ -175,7 +176,6 @@ def _image(
         with suppress(IntegrityError):  # it is lost, and written again
             known = Manifest.from_bytes(layout.artifact_manifest(image), origin=image.digest)
         if known and replace(known, version=manifest.version).to_bytes() == manifest.to_bytes():
-            layout.write_files(artifact)
             return image
     return layout.write_image(artifact, version=number)
 

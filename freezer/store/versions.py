@@ -181,9 +181,10 @@ def signatures_of(
         return None
     signed = []
     for layer in layout.image(stored).layers:
-        payload = b64encode(layout.blob(layer)).decode()
-        signature = layer.annotations.get(ANNOTATION)
-        made = {"payload": payload, "signature": signature}
+        made = {
+            "payload": b64encode(layout.blob(layer)).decode(),
+            "signature": layer.annotations.get(ANNOTATION),
+        }
         signed.append(decode(Signed, made, origin=origin))
     return Signatures(image=layout.blob(image), signed=tuple(signed))
 
@@ -210,7 +211,7 @@ def copy_image(
                 staging = scratch / "artifact"
                 layout.bring(manifest.contents)
                 for file in manifest.contents:
-                    layout.fetch(file.digest, staging / file.path, file.size_bytes)
+                    layout.fetch(file, staging / file.path)
                 (staging / MANIFEST).write_bytes(data)
                 _complete(staging, signatures)
                 move(staging, dest)
@@ -247,7 +248,7 @@ def link_image(
     for file in files:
         link = folder / file.path
         link.parent.mkdir(parents=True, exist_ok=True)
-        blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
+        blob = partial(layout.local, file)
         link.symlink_to(blob() if stack is None else _held(blob, stack))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)
