@@ -173,7 +173,7 @@ class CatalogError(UsageError):
             f"entry {entry!r}" if entry else "",
             f"field {field!r}" if field else "",
         )
-        text = ", ".join(part for part in where if part)
+        text = ", ".join(filter(None, where))
         super().__init__(f"{text}: {message}" if text else message, code=code)
         self.entry, self.field, self.place = entry, field, place
 

@@ -60,8 +60,9 @@ def describe(
         yield "speed", CLOCKS["none"]
     for dropped in manifest.freezing.dropped:
         yield "left out", f"{dropped.payload}: {dropped.reason}"
-    clock, tried = _clock(manifest), manifest.recipe.tried
-    yield from describe_freezing(manifest.freezing, tried, clock, manifest.accuracy)
+    yield from describe_freezing(
+        manifest.freezing, manifest.recipe.tried, _clock(manifest), manifest.accuracy
+    )
     yield "made with", _joined(manifest.toolchain)
     yield "source", str(manifest.provenance.get("source", "unknown"))
 
@@ -221,8 +222,7 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
         yield "stays", f"{name}: {reason}"
     if report.unused:
         yield "unused", _listed(report.unused)
-    before_bytes, after_bytes = report.size_before_bytes, report.size_after_bytes
-    yield "size", f"{size_text(before_bytes)} -> {size_text(after_bytes)}"
+    yield "size", f"{size_text(report.size_before_bytes)} -> {size_text(report.size_after_bytes)}"
     if report.instructions:
         families = " ".join(sorted(report.instructions))
         yield "instructions", f"{families} (of {report.instructions_of})"
@@ -291,8 +291,7 @@ def _code(artifact: Artifact, payload: Payload) -> str:
     for file in manifest.files:
         if file.path in names:
             artifact.verify((file,))
-            path = artifact.folder / file.path
-            return path.read_text(errors="replace")
+            return (artifact.folder / file.path).read_text(errors="replace")
     raise NotPublishedError(
         f"{manifest.model} for {manifest.device_class} contains no {names[0]};"
         " earlier releases and some recipes write none: freeze the model again"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -207,7 +207,7 @@ def payloads_for_threads(
 
 
 def payloads_within(
-    payloads: Iterable[Payload],
+    payloads: Sequence[Payload],
     budget: int,
 ) -> tuple[Payload, ...]:
     """Payloads for a process that may use `budget` threads; empty if all need more.
@@ -215,12 +215,11 @@ def payloads_within(
     Selects the largest thread count within the budget: fewer threads are slow, more would wait for
     each other. Payloads for any count serve alone only where none is made for a count.
     """
-    candidates = tuple(payloads)
-    counts = thread_counts_of(candidates)
+    counts = thread_counts_of(payloads)
     if not counts:
-        return payloads_for_threads(candidates, budget)
+        return payloads_for_threads(payloads, budget)
     fitting = [count for count in counts if count <= budget]
-    return payloads_for_threads(candidates, max(fitting)) if fitting else ()
+    return payloads_for_threads(payloads, max(fitting)) if fitting else ()
 
 
 def is_specialized(
@@ -228,22 +227,21 @@ def is_specialized(
     others: Iterable[Payload],
 ) -> bool:
     """Whether another payload of the same thread count accepts the single sizes of this one too."""
-    point = {dim.name: dim.min for dim in payload.dims}
+    point = payload.first_point
     return is_exact(payload) and any(
         other.num_threads == payload.num_threads and not is_exact(other) and other.accepts(point)
         for other in others
     )
 
 
-def without_specialized(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
+def without_specialized(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
     """Drop the payloads for which `is_specialized` holds."""
-    candidates = tuple(payloads)
-    return tuple(item for item in candidates if not is_specialized(item, candidates))
+    return tuple(item for item in payloads if not is_specialized(item, payloads))
 
 
 def is_exact(payload: Payload) -> bool:
     """Whether a payload accepts only one size of every dim."""
-    return all(dim.min == dim.max for dim in payload.dims)
+    return not any(dim.varies for dim in payload.dims)
 
 
 def payload_at(

@@ -82,6 +82,11 @@ class Payload:
     layouts: Mapping[str, str] | None = None
     weights: FileRef | None = field(default=None, metadata=OMIT_DEFAULT)
 
+    @property
+    def first_point(self) -> Point:
+        """The smallest sizes that it accepts."""
+        return {dim.name: dim.min for dim in self.dims}
+
     def accepts(self, point: Point) -> bool:
         """Whether the payload accepts inputs of these sizes."""
         return all(point[dim.name] in dim.sizes for dim in self.dims)

@@ -54,8 +54,8 @@ def counts_within(num_threads: int) -> tuple[int, ...]:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The smallest CPU quota, which may be a fraction; None without a readable quota."""
-    quotas = [_quota(group) for group in _control_groups("cpu", root)]
-    return min((quota for quota in quotas if quota), default=None)
+    quotas = map(_quota, _control_groups("cpu", root))
+    return min(filter(None, quotas), default=None)
 
 
 def machine_bytes(root: Path = ROOT) -> int:

@@ -59,6 +59,11 @@ class Dim:
             )
 
     @property
+    def varies(self) -> bool:
+        """Whether it has several sizes."""
+        return self.min < self.max
+
+    @property
     def sizes(self) -> range:
         """All sizes, ascending."""
         return range(self.min, self.max + 1, self.multiple_of)
@@ -150,7 +155,7 @@ class InputSpec:
         """The middle and the largest size of every dim, without those among the points that are
         named.
         """
-        return tuple(distinct((self._middle(), self._largest()), named))
+        return tuple(distinct((self._middle(), self.largest_point()), named))
 
     def points(self) -> Iterator[Sizes]:
         """The corner points of all dims, then the middle, without duplicates.
@@ -162,7 +167,7 @@ class InputSpec:
         ends = {dim.name: sorted({dim.min, dim.max}) for dim in self.dims}
         middle = self._middle()
         if math.prod(map(len, ends.values())) > MAX_CORNERS:
-            corners = [self.first_point(), self._largest(), middle]
+            corners = [self.first_point(), self.largest_point(), middle]
             for name, sizes in ends.items():
                 corners += [{**middle, name: size} for size in sizes]
         else:
@@ -177,14 +182,14 @@ class InputSpec:
             middle[dim.name] = max(dim.min, steps * dim.multiple_of)
         return middle
 
-    def _largest(self) -> Sizes:
+    def largest_point(self) -> Sizes:
+        """Every dim at its maximum."""
         return {dim.name: dim.max for dim in self.dims}
 
     def at(self, point: Point) -> InputSpec:
         """The inputs with every dim fixed to its size at a point."""
-        fixed = self._changed(lambda tensor: replaced(tensor, shape=tensor.at(point)))
         return InputSpec(
-            inputs=fixed,
+            inputs=self._changed(lambda tensor: replaced(tensor, shape=tensor.at(point))),
             style=self.style,
         )
 

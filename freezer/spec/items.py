@@ -267,8 +267,7 @@ class NamedOutput(dict[str, Any]):
 
     def __getitem__(self, key: str | int) -> Any:
         if isinstance(key, int):
-            values = list(self.values())
-            return values[key]
+            return list(self.values())[key]
         return super().__getitem__(key)
 
 
@@ -289,8 +288,7 @@ def unflatten(
         return tuple(items)
     if structure.kind == "namedtuple":
         name = structure.type_name.rpartition(".")[2]
-        make = _named_tuple(name, structure.keys)
-        return make(*items)
+        return _named_tuple(name, structure.keys)(*items)
     fields = zip(structure.keys, items, strict=True)
     return dict(fields) if structure.kind == "dict" else NamedOutput(fields)
 

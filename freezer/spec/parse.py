@@ -66,10 +66,9 @@ def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
         if type(value) is not int:
             raise SpecError(f"{place}: got {value!r}, expected a whole number")
     step = bound.get("multiple_of", 1)
-    least = bound.get("min", step)
     return Dim(
         name=name,
-        min=least,
+        min=bound.get("min", step),
         max=bound["max"],
         multiple_of=step,
     )

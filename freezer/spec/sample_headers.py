@@ -93,8 +93,7 @@ def _safetensors_headers(path: Path) -> dict[str, Header]:
 
 def pairs_in(metadata: Mapping[str, str] | None) -> Sequence[str]:
     """The names of the tensors that a .safetensors file stores as pairs of real numbers."""
-    listed = (metadata or {}).get(COMPLEX128, "[]")
-    pairs: list[str] = json.loads(listed)
+    pairs: list[str] = json.loads((metadata or {}).get(COMPLEX128, "[]"))
     return pairs
 
 
