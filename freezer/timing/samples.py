@@ -60,8 +60,7 @@ class Sampling:
     @property
     def num_undisturbed(self) -> int:
         """Number of undisturbed rounds."""
-        num_rounds = self._num_rounds
-        return num_rounds if self.clock == "wall" else num_rounds - self.num_dropped
+        return self._num_rounds - (0 if self.clock == "wall" else self.num_dropped)
 
     @property
     def _num_rounds(self) -> int:
@@ -226,8 +225,7 @@ def _p95(blocks: Blocks, picks: Tensor) -> Tensor:
         weights = torch.bincount(row, minlength=len(blocks)) / sizes.double()
         reached = weights[block_of].cumsum(0)
         ranks.append(torch.searchsorted(reached, 0.95 * len(row) - 1e-9))
-    last = len(calls) - 1
-    return calls[torch.stack(ranks).clamp(max=last)]
+    return calls[torch.stack(ranks).clamp(max=len(calls) - 1)]
 
 
 def _percentile(ordered: Sequence[float], key: str) -> float | None:

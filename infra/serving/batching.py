@@ -48,7 +48,7 @@ def output_shapes(manifest: Manifest, path: Path) -> Shapes:
     points = [item.point for item in manifest.golden]
     varied = True
     for dim in manifest.inputs.dims:
-        varied &= dim.min == dim.max or len({point[dim.name] for point in points}) > 1
+        varied &= not dim.varies or len({point[dim.name] for point in points}) > 1
     shapes: dict[str, Sequence[int | str | None]] = {}
     with safe_open(path, framework="np") as file:
         for spec in manifest.outputs:
@@ -236,7 +236,7 @@ class Batcher:
             joint=joint,
             inputs=inputs,
             size=size,
-            kind=None if kind is None else (id(joint), kind),
+            kind=kind,
             answered=asyncio.get_running_loop().create_future(),
             arrived=time.monotonic(),
         )
@@ -308,30 +308,34 @@ def _size_and_kind(joint: Joint, inputs: Arrays) -> tuple[int, object]:
     size = sizes.pop()
     if sizes or size not in joint.dim.sizes:
         return 0, None
-    return size, tuple(kind)
+    return size, (id(joint), *kind)
 
 
 def _answers(jobs: Sequence[Job]) -> list[Arrays | Exception]:
     """The outputs of each job, or what its call raises."""
-    if len(jobs) == 1:
-        return [_answer(jobs[0])]
+    outputs = _joined(jobs) if len(jobs) > 1 else None
+    if outputs is None:
+        return [_answer(job) for job in jobs]
+    answers: list[Arrays | Exception] = []
+    start = 0
+    for job in jobs:
+        answers.append(parts_of(outputs, job.joint.outputs, start, start + job.size))
+        start += job.size
+    return answers
+
+
+def _joined(jobs: Sequence[Job]) -> Arrays | None:
+    """The outputs of one call for all jobs; None where only their own calls say what is wrong."""
     joint = jobs[0].joint
     inputs = {}
     for name, axis in joint.inputs.items():
         inputs[name] = np.concatenate([job.inputs[name] for job in jobs], axis)
     size = sum(job.size for job in jobs)
-    try:
+    with suppress(Exception):  # of one job
         outputs = jobs[0].call(inputs)
-    except Exception:  # of one job, whose own call says which
-        return [_answer(job) for job in jobs]
-    if any(outputs[name].shape[axis] != size for name, axis in joint.outputs.items()):
-        return [_answer(job) for job in jobs]
-    answers: list[Arrays | Exception] = []
-    start = 0
-    for job in jobs:
-        answers.append(parts_of(outputs, joint.outputs, start, start + job.size))
-        start += job.size
-    return answers
+        if all(outputs[name].shape[axis] == size for name, axis in joint.outputs.items()):
+            return outputs
+    return None
 
 
 def _answer(job: Job) -> Arrays | Exception:

@@ -93,7 +93,7 @@ async def read_body(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
     Raises:
         ContractError: it is larger than any that has these inputs.
     """
-    largest = {dim.name: dim.max for dim in inputs.dims}
+    largest = inputs.largest_point()
     num_values = sum(math.prod(tensor.at(largest)) for tensor in inputs.tensors)
     limit = BODY_BYTES + VALUE_BYTES * num_values
     body = bytearray()
@@ -126,10 +126,8 @@ def read_json(body: bytes, inputs: InputSpec) -> dict[str, Any]:
         raise ContractError(
             f"the body is a JSON {type(given).__name__}; expected an object with {names}"
         )
-    items, tensors = (
-        {item.name: item for item in inputs.items},
-        {item.name: item for item in inputs.tensors},
-    )
+    items = {item.name: item for item in inputs.items}
+    tensors = {item.name: item for item in inputs.tensors}
     found: dict[str, Any] = {}
     for name, value in given.items():
         for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:

@@ -114,9 +114,14 @@ class ServingMetrics:
 
     Args:
         queue_length: returns the number of requests that wait.
+        sentinel: returns what checks the calls, whose figures are NaN without one.
     """
 
-    def __init__(self, queue_length: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        queue_length: Callable[[], float],
+        sentinel: Callable[[], Sentinel | None] = lambda: None,
+    ) -> None:
         self.registry = CollectorRegistry()
         prefix, own = "coldpress_serving", self.registry
         text = (
@@ -146,18 +151,13 @@ class ServingMetrics:
             buckets=BUCKETS_REQUESTS,
             registry=own,
         )
-        self._sentinel = {
-            name: Gauge(f"{prefix}_{name}", text, registry=own) for name, text in SENTINEL.items()
-        }
+        for name, text in SENTINEL.items():
+            figure = partial(_figure, sentinel, name)
+            Gauge(f"{prefix}_{name}", text, registry=own).set_function(figure)
         for outcome in ("ok", "invalid", "overloaded", "error"):
             self.requests.labels(outcome)
         for outcome in ("ok", "failed"):
             self.reloads.labels(outcome)
-
-    def watch_sentinel(self, sentinel: Callable[[], Sentinel | None]) -> None:
-        """Show the figures of the sentinel; NaN without one."""
-        for name, gauge in self._sentinel.items():
-            gauge.set_function(partial(_figure, sentinel, name))
 
 
 class ModelServer:
@@ -184,14 +184,16 @@ class ModelServer:
         self._share = 0.0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0
-        self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
+        self.metrics = ServingMetrics(
+            lambda: max(0, self._num_requests - 1),
+            lambda: self.loaded.sentinel if self.loaded else None,
+        )
         self._batcher = Batcher(
             self._worker,
             max_size=options.max_batch,
             max_delay_s=options.max_delay_ms / 1e3,
             observe=self.metrics.joined.observe,
         )
-        self.metrics.watch_sentinel(lambda: self.loaded.sentinel if self.loaded else None)
 
     @property
     def loaded(self) -> Loaded | None:
