@@ -50,10 +50,8 @@ def called_on(
     ) -> Any:
         moved_args = moved_to_device([*args], device, DEPTH)
         moved_kwargs = moved_to_device(kwargs, device, DEPTH)
-        result = function(*moved_args, **moved_kwargs)
-        structure, leaves = flatten(result)
-        on_cpu = [leaf.cpu() for leaf in leaves]
-        return unflatten(structure, on_cpu)
+        structure, leaves = flatten(function(*moved_args, **moved_kwargs))
+        return unflatten(structure, [leaf.cpu() for leaf in leaves])
 
     return call
 
@@ -100,8 +98,7 @@ def visible() -> list[tuple[torch.device, int]]:
     gpus: list[tuple[torch.device, int]] = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        gpu = torch.device("cuda", index)
-        gpus.append((gpu, major * 10 + minor))
+        gpus.append((torch.device("cuda", index), major * 10 + minor))
     return gpus
 
 

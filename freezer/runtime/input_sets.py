@@ -110,8 +110,7 @@ def resize(
         for axis, size in enumerate(item.at(point)):
             before = tensor.shape[axis]
             if before != size:
-                rows = torch.arange(size) % before
-                tensor = tensor.index_select(axis, rows)
+                tensor = tensor.index_select(axis, torch.arange(size) % before)
         tensors[item.name] = related(item, tensor.contiguous(), spec, point)
     return InputSet(point=dict(point), tensors=tensors)
 
@@ -168,7 +167,7 @@ def generate(spec: InputSpec) -> list[InputSet]:
     """
     points = tried_points(spec)
     num_sets = max(NUM_GENERATED_SETS, len(points))
-    largest = {dim.name: dim.max for dim in spec.dims}
+    largest = spec.largest_point()
     sets: list[InputSet] = []
     paddings = {"none"}
     for seed in range(num_sets):
@@ -206,10 +205,9 @@ def generate_at(
     tensors: dict[str, Tensor] = {}
     for item in spec.tensors:
         bounded = _within_length(item, spec, point)
-        shape = item.at(point)
         tensor = _tensor(
             bounded,
-            shape,
+            item.at(point),
             draws,
             full=padding == "none",
         )
@@ -300,8 +298,7 @@ def _tensor(
     elif needs_range(item):
         raise range_is_needed(item)
     else:
-        largest = torch.iinfo(torch.int64).max
-        beyond = min(int(high) + 1, largest)
+        beyond = min(int(high) + 1, torch.iinfo(torch.int64).max)
         values = draws.integers(int(low), beyond, shape)
     return values.to(dtype)
 
@@ -325,8 +322,7 @@ def _mask(
     shorter = max(1, length - 1)
     either = item.dtype == "bool" or "pad" in item.name.lower()
     most = shorter if either else length
-    rows = (*shape[:-1], 1)
-    lengths = draws.integers(1, most + 1, rows)
+    lengths = draws.integers(1, most + 1, (*shape[:-1], 1))
     if full and not either:
         lengths.fill_(length)
     elif bool((lengths == length).all()):

@@ -117,8 +117,7 @@ def dense_parts(value: object) -> list[Tensor]:
 def bytes_of(tensor: Tensor) -> Tensor:
     """Bytes of a dense tensor in the order of its elements."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    flat = plain.contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def same_bytes(
@@ -195,12 +194,8 @@ def dtypes_of(tensors: Iterable[Tensor]) -> set[str]:
     """Dtypes that weights among tensors may be packed in, for example `float32`; integers count
     only as matrices.
     """
-    dtypes: set[str] = set()
-    for tensor in tensors:
-        is_matrix = tensor.dim() > 1
-        if is_matrix or tensor.is_floating_point() or tensor.is_complex():
-            dtypes.add(dtype_name(tensor.dtype))
-    return dtypes
+    packed = (tensor for tensor in tensors if tensor.dim() > 1 or comparable(tensor))
+    return {dtype_name(tensor.dtype) for tensor in packed}
 
 
 def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
@@ -240,16 +235,14 @@ def flatten(result: object) -> tuple[OutputStructure, list[Tensor]]:
             ModelOutput of those.
     """
     leaves: list[Tensor] = []
-    structure = _flatten(result, leaves, "output")
-    return structure, leaves
+    return _flatten(result, leaves, "output"), leaves
 
 
 def leaves_of(result: object) -> list[Tensor]:
     """The tensors of a result, in order."""
     if isinstance(result, Tensor):
         return [result]
-    _, leaves = flatten(result)
-    return leaves
+    return flatten(result)[1]
 
 
 def _flatten(

@@ -165,8 +165,7 @@ def _code_in(
     for name in names:
         if not name.lower().endswith(".json") and not name.startswith("models/"):
             continue
-        document = json.loads(read(name))
-        for record in _objects(document):
+        for record in _objects(json.loads(read(name))):
             text = _evaluated(record)
             if text is not None:
                 return f"the expression {text!r:.80} in {name}"

@@ -20,7 +20,7 @@ import json
 import mmap
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from freezer.runtime.native.torch_library import (
     Handle,
     Libtorch,
     libtorch,
+    text_from,
 )
 
 TABLE = "coldpress-constants.json"
@@ -226,10 +227,6 @@ class NativePayload:
         closing.atexit = False  # other threads may still run then
         for name, arguments in _SIGNATURES.items():
             getattr(self._library, name).argtypes = arguments
-        self._last_error: Callable[[], bytes] | None = None
-        if hasattr(self._library, "AOTInductorGetLastError"):  # from torch 2.13 on
-            self._library.AOTInductorGetLastError.restype = ctypes.c_char_p
-            self._last_error = self._library.AOTInductorGetLastError
         self._call("CreateWithDevice", ctypes.byref(self._container), 1, b"cpu", None)
         if package.table is not None:
             mapping, address = package.mapped_weights(package.table)
@@ -299,10 +296,8 @@ class NativePayload:
             RuntimeError: it returned an error.
         """
         if getattr(self._library, _PREFIX + name)(*arguments) != 0:
-            text = self._last_error() if self._last_error is not None else None
-            self._torch.check(
-                1, f"the payload's {name} failed: {(text or b'').decode(errors='replace').strip()}"
-            )
+            text = text_from(self._library, "AOTInductorGetLastError")
+            self._torch.check(1, f"the payload's {name} failed: {text}")
 
 
 def _close(

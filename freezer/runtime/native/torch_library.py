@@ -76,6 +76,17 @@ def torch_version() -> str:
     return match[1]
 
 
+def text_from(library: ctypes.CDLL, name: str) -> str:
+    """The text that a function of a library returns; empty where the library lacks the function, as
+    before torch 2.13.
+    """
+    function = getattr(library, name, None)
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return (function() or b"").decode(errors="replace").strip()
+
+
 class Libtorch:
     """`libtorch_cpu.so` of a torch.
 
@@ -100,11 +111,6 @@ class Libtorch:
                 f"torch's shared library cannot be used: {error}; install torch again"
             ) from None
         self._create = self.functions.aoti_torch_create_tensor_from_blob_v2
-        self._what = getattr(
-            self.functions, "torch_exception_get_what_without_backtrace", None
-        )  # from torch 2.13 on
-        if self._what is not None:
-            self._what.restype = ctypes.c_char_p
 
     def check(
         self,
@@ -117,8 +123,7 @@ class Libtorch:
             RuntimeError: it did.
         """
         if status != 0:
-            what = self._what() if self._what is not None else None
-            cause = (what or b"").decode(errors="replace").strip()
+            cause = text_from(self.functions, "torch_exception_get_what_without_backtrace")
             raise RuntimeError(f"{problem}: {cause or 'torch printed the cause to stderr'}")
 
     @property
