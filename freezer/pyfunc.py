@@ -98,12 +98,11 @@ def _fetch(
     version = store.version(f"{pointer.model}:{pointer.version}")
     others = [file.path for file in registered.files]
     payloads = [file.path for file in registered.contents if file.path not in others]
-    paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
     stored = store.materialize(
         version,
         name,
         folder,
-        paths=paths,
+        paths=[*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS],
     )
     if replace(stored.manifest, version=None) != replace(registered, version=None):
         raise IntegrityError(

@@ -94,9 +94,8 @@ def values_of_output(leaf: Any) -> Values:
 
 def golden_inputs(artifact: Artifact) -> list[dict[str, Array]]:
     """The golden inputs of every set by name, of an artifact whose files were verified."""
-    manifest = artifact.manifest
-    names = [spec.name for spec in manifest.inputs.tensors]
-    return golden_sets(artifact.folder / GOLDEN_INPUTS, names, len(manifest.golden))
+    names = [spec.name for spec in artifact.manifest.inputs.tensors]
+    return golden_sets(artifact.folder / GOLDEN_INPUTS, names, len(artifact.manifest.golden))
 
 
 def golden_outputs(artifact: Artifact) -> list[dict[str, Values]]:

@@ -156,8 +156,8 @@ class WatchedModel:
         if offered == self._refused and time.monotonic() < self._again:
             return False
         try:
-            model = load(version.pin, self._options)  # also if the name moves meanwhile
-            self.serve(model, version)
+            # by its pin, also if the name moves meanwhile
+            self.serve(load(version.pin, self._options), version)
         except (IncompatibleError, UsageError) as error:
             ladder = getattr(error, "ladder", ())
             own = isinstance(error, UsageError)  # the model cannot be served so

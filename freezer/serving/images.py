@@ -64,14 +64,10 @@ class Image:
             return ()
         if second is None:
             return ()
-
-        def fetch(paths: Collection[str] | None) -> Artifact:
-            return replace(self.fetch(paths), manifest=second)
-
         part = replace(
             self,
             manifest=lambda: second,
-            fetch=fetch,
+            fetch=lambda paths: replace(self.fetch(paths), manifest=second),
             is_fallback=True,
         )
         return (part,)

@@ -148,9 +148,8 @@ def _open(selection: Selection) -> OpenModel:
     if options.limit_isa:
         os.environ.update(limits_for(manifest, process))
     payloads, paths = needed_files(manifest, process.num_threads, options)
-    artifact = image.fetch(paths)
     model = open_artifact(
-        artifact,
+        image.fetch(paths),
         process.num_threads,
         options,
         ladder=selection.ladder,

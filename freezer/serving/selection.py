@@ -59,14 +59,12 @@ class Selection:
     def after(self, refusal: Refusal) -> Selection:
         """The next selection, after the chosen artifact was refused while it was opened."""
         assert self.chosen is not None
-        rest = (*self.chosen.fallbacks(), *self.rest)
-        refused = (*self.refused, refusal)
         return _first(
             replace(
                 self,
                 chosen=None,
-                refused=refused,
-                rest=rest,
+                refused=(*self.refused, refusal),
+                rest=(*self.chosen.fallbacks(), *self.rest),
             )
         )
 
@@ -113,8 +111,9 @@ def select_image(
     rest: list[Image] = []
     for name in names:
         rest += [image for image in images if image.device_class == name]
-    selection = Selection(process=process, aside=tuple(aside), refused=tuple(refused))
-    return _first(replace(selection, rest=tuple(rest)))
+    return _first(
+        Selection(process=process, aside=tuple(aside), refused=tuple(refused), rest=tuple(rest))
+    )
 
 
 def _first(selection: Selection) -> Selection:
@@ -181,11 +180,10 @@ def in_words(
     """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
     assert selection.chosen is not None
     served = selection.chosen.manifest()
-    num_threads = selection.process.num_threads
     slower = ""
     with suppress(Exception):  # the refused manifest may be what cannot be read
         refused = next(image for image in images if image.device_class == refusal.rung)
-        slower = _slowdown(refused.manifest(), served, num_threads)
+        slower = _slowdown(refused.manifest(), served, selection.process.num_threads)
     serves = served.device_class
     if serves == refusal.rung:
         serves = f"{serves} ({served.recipe.name}, which needs torch alone)"
