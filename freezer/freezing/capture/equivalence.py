@@ -193,8 +193,7 @@ def compare_call(
     """Raise CaptureError if a program fails on an input set, or answers differently."""
     cause = None
     try:
-        answer = call(input_set.tensors)
-        problem = _problem(expected, answer, subject)
+        problem = _problem(expected, call(input_set.tensors), subject)
     except Exception as error:
         problem, cause = sentence(error, "run"), error
     if problem is not None:
@@ -287,14 +286,7 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     sizes = right[right.isfinite() & (right != 0)].abs()
     median = float(sizes.median()) if sizes.numel() else 0.0  # a mask's -1e9 must not widen it
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
-    atol = tolerance * median
-    if torch.allclose(
-        other,
-        right,
-        rtol=tolerance,
-        atol=atol,
-        equal_nan=True,
-    ):
+    if torch.allclose(other, right, rtol=tolerance, atol=tolerance * median, equal_nan=True):
         return None
     difference = (right - other).abs().nan_to_num()  # Inf is at the same places
     return f"is off by up to {float(difference.max()):.3g}"

@@ -144,7 +144,7 @@ class _Exporter:
         )
 
     def _export(self, example: InputSet) -> ExportedProgram:
-        symbols = {dim.name: _symbol(dim) for dim in self.spec.dims if dim.min < dim.max}
+        symbols = {dim.name: _symbol(dim) for dim in self.spec.dims if dim.varies}
         shapes = []
         for item in self.spec.tensors:
             sizes = enumerate(item.shape)
@@ -173,10 +173,8 @@ def strict_may_help(error: CaptureError) -> bool:
     """
     if error.code == DIFFERS:
         return True
-    if error.__cause__ is None:
-        return False
-    message = str(error.__cause__)
-    return not _COMPARED.search(message)
+    cause = error.__cause__
+    return cause is not None and not _COMPARED.search(str(cause))
 
 
 def _symbol(dim: Dim) -> object:
@@ -253,16 +251,12 @@ def changed_state(program: ExportedProgram) -> list[str]:
                 ) from error
     signature = program.graph_signature
     parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
-    names = set(signature.buffers_to_mutate.values())
-    names.update(parameters.values())
-    return sorted(names)
+    return sorted({*signature.buffers_to_mutate.values(), *parameters.values()})
 
 
 def _writes(node: torch.fx.Node) -> bool:
     """Whether an operation may change its arguments; higher-order operations are assumed to."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
+    if node.op != "call_function" or node.target is operator.getitem:
         return False
     if node.target in _NORMS:
         return bool(node.args[5])  # training

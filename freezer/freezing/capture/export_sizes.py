@@ -42,8 +42,7 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     violated = _VIOLATED.match(text)
     if not violated:
         return CaptureError(f"torch.export: {sentence(error, 'export')}")
-    expressions = violated["names"].replace("*_", " ")
-    mentioned = re.findall(r"[A-Za-z]\w*", expressions)
+    mentioned = re.findall(r"[A-Za-z]\w*", violated["names"].replace("*_", " "))
     names = [dim.name for dim in spec.dims if dim.name in mentioned]
     lines = re.findall(r"^  - (.*)$", text, re.MULTILINE)
     guards = [line.rpartition("satisfy the generated guard ")[2].rstrip(".") for line in lines]
@@ -78,7 +77,7 @@ def guards_of(program: ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
     """Conditions on inputs, in words: bounds and multiples of dims, guards, and run-time
     assertions.
     """
-    texts = [str(dim) for dim in spec.dims if dim.min < dim.max]
+    texts = [str(dim) for dim in spec.dims if dim.varies]
     for guard in program._guards_code or ():
         text = with_names(guard, spec)
         size, _, expected = text.partition(" == ")

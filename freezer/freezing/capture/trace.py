@@ -79,7 +79,7 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     if largest.point != example.point:  # where Python may read other values
         size_lines += _refuse_reads(subject, largest)
     notes: tuple[str, ...] = ()
-    varies = any(dim.min < dim.max for dim in subject.spec.dims)
+    varies = any(dim.varies for dim in subject.spec.dims)
     if size_lines and varies and point is None:
         lines = first_lines(list(dict.fromkeys(size_lines)))
         reads = f"Python reads sizes {lines}, which a trace keeps for all sizes"
@@ -97,9 +97,8 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
 
 
 def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> ScriptModule:
-    example = tuple(inputs)
     with torch.no_grad():
-        traced = torch.jit.trace(module, example, check_trace=False)
+        traced = torch.jit.trace(module, tuple(inputs), check_trace=False)
     return cast(ScriptModule, traced)
 
 

@@ -158,13 +158,11 @@ class _Values(TorchDispatchMode):
     def note_read(self, origins: int) -> None:
         """Note that the current line reads values of some origins."""
         if origins:
-            line = running_at() or "a line of torch"
-            self._noted.append((origins, line))
+            self._noted.append((origins, running_at() or "a line of torch"))
 
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
         """Note that numbers are sizes of a tensor, with the origins of its sizes."""
-        of_tensor = self._sizes.get(tensor, 0)
-        origins = of_tensor or _SIZE
+        origins = self._sizes.get(tensor, 0) or _SIZE
         for size in sizes:
             self._values[_key(size)] |= origins
 
@@ -173,8 +171,7 @@ class _Values(TorchDispatchMode):
         origins = 0
         for tensor in tensors:
             key = _key(tensor)
-            origins |= self._values.get(key, 0)
-            origins |= self._state.get(key, 0)
+            origins |= self._values.get(key, 0) | self._state.get(key, 0)
         return origins
 
     def __torch_dispatch__(
@@ -194,15 +191,13 @@ class _Values(TorchDispatchMode):
         sizes = self._scalar
         for tensor in inputs:
             sizes |= self._sizes.get(tensor, 0)
-        dynamic = torch.Tag.dynamic_output_shape in func.tags
-        if dynamic and not _by_numbers(name, args):
+        if torch.Tag.dynamic_output_shape in func.tags and not _by_numbers(name, args):
             sizes |= origins
         origins |= self._scalar
         self._scalar = 0
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
-        arguments = arguments_of(func, args, kwargs)
-        self._note_changes(func, arguments, origins)
+        self._note_changes(func, arguments_of(func, args, kwargs), origins)
         short = name.rpartition("::")[2]
         if short.endswith("_like") or short.startswith("new_"):
             origins &= _RANDOM  # takes only shape, dtype and device of its first tensor
@@ -241,9 +236,7 @@ def _by_numbers(name: str, args: Args) -> bool:
     """Whether an operation indexes by numbers, so that x[indices] is as long as the indices."""
     if name != "aten::index":
         return False
-    masks = (torch.bool, torch.uint8)
-    indices = tensors_in(args[1])
-    return all(index.dtype not in masks for index in indices)
+    return all(index.dtype not in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
 
 
 class _Functions(TorchFunctionMode):
@@ -268,7 +261,6 @@ class _Functions(TorchFunctionMode):
         if name == "stride":
             self._values.note_read(_SIZE)
         result = func(*args, **(kwargs or {}))
-        sized = isinstance(result, torch.Size)
-        if sized or name in _SIZES:
+        if isinstance(result, torch.Size) or name in _SIZES:
             self._values.note_sizes(cast(Tensor, first), tensors_in(result))
         return result

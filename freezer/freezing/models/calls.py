@@ -132,8 +132,7 @@ def reloaded(module: nn.Module, device: torch.device) -> ScriptModule:
 def _rename_devices(module: GraphModule, device: torch.device) -> None:
     """Make a graph of torch.export create its tensors on a device."""
     for node in module.graph.nodes:
-        named = node.kwargs.get("device")
-        if isinstance(named, torch.device):
+        if isinstance(node.kwargs.get("device"), torch.device):
             node.kwargs = {**node.kwargs, "device": device}
         if node.target is torch.ops.aten.to.device:
             tensor, _, *others = node.args

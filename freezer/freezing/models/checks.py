@@ -124,8 +124,8 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
     if spec.style == "positional":
         return
     if isinstance(model, torch.jit.ScriptModule):
-        schema = model.forward.schema  # type: ignore[attr-defined]
-        names = [argument.name for argument in schema.arguments]
+        arguments = model.forward.schema.arguments  # type: ignore[attr-defined]
+        names = [argument.name for argument in arguments]
     else:
         parameters = inspect.signature(model.forward).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):

@@ -104,8 +104,7 @@ def spec_of(program: ExportedProgram) -> InputSpec | None:
     known: dict[str, Dim] = {}
     axes: dict[str, dict[int, Dim]] = {}
     leaves, _ = pytree.tree_flatten_with_path(given)
-    user_inputs = program.graph_signature.user_inputs
-    for (keys, example), name in zip(leaves, user_inputs, strict=False):
+    for (keys, example), name in zip(leaves, program.graph_signature.user_inputs, strict=False):
         if isinstance(example, Tensor):
             path = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
             axes[path] = {}

@@ -206,8 +206,7 @@ class _Watch(TorchDispatchMode):
         _, _, name = func._schema.name.rpartition("::")
         for length, index, table in self._lookups(name, arguments):
             for origin in self._origins.get(index, ()):
-                shortest = self.lengths.get(origin, length)
-                self.lengths[origin] = min(shortest, length)
+                self.lengths[origin] = min(self.lengths.get(origin, length), length)
             if index in self._whole and table not in self._whole:  # whose sizes may vary
                 low, high = self.indices.get(self._whole[index], (-length, length - 1))
                 least = -length if name == "index" else 0
@@ -231,10 +230,9 @@ class _Watch(TorchDispatchMode):
         known = [self._origins[source] for source in sources if source in self._origins]
         if names and not known:
             return  # a view or copy of a weight counts as the weight
-        none: frozenset[str] = frozenset()
         for tensor in tensors_in(result):
-            of_bools = tensor.dtype is torch.bool
-            self._origins[tensor] = none if of_bools else none.union(*known)
+            origins = [] if tensor.dtype is torch.bool else known
+            self._origins[tensor] = frozenset().union(*origins)
 
     def _lookups(
         self, name: str, arguments: Mapping[str, Any]

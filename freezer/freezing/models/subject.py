@@ -164,8 +164,7 @@ def prepare(
     """
     options = options or SubjectOptions()
     model = _checked(name, model, spec, options)
-    on_cpu = [tensors_on(tensors, CPU) for tensors in samples]
-    matched = match_samples(on_cpu, spec)
+    matched = match_samples([tensors_on(tensors, CPU) for tensors in samples], spec)
     spec, sets = _spec_and_sets(name, model, spec, matched, options)
     structure, outputs, dtypes = _first_answer(name, model, spec, sets[0], options.device)
     find = partial(find_function, search_path=options.search_path)
@@ -271,9 +270,7 @@ def _result_of(
     """Run a model once on its device; its result must hold dense tensors of comparable dtypes on
     that device.
     """
-    inputs = on_device(item, device)
-    result = first_result(name, model, spec, inputs)
-    structure, leaves = flatten(result)
+    structure, leaves = flatten(first_result(name, model, spec, on_device(item, device)))
     if not leaves:
         raise JudgeError(
             f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS"
@@ -313,11 +310,10 @@ def to_device(subject: Subject, device: torch.device) -> Subject:
             " inputs (x.device), and keep constants in buffers",
             code="CP-EAGER",
         ) from error
-    sets = [on_device(input_set, device) for input_set in host.sets]
     return replace(
         host,
         model=model,
-        sets=sets,
+        sets=[on_device(input_set, device) for input_set in host.sets],
         device=device,
         host=host,
     )
