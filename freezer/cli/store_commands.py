@@ -62,9 +62,7 @@ def list_models(
     else:
         listed = versions_of(opened, model)
     if as_json:
-        versions = []
-        for item in listed:
-            versions.append({**encode(item), "published": _date(item) or None})
+        versions = [{**encode(item), "published": _date(item) or None} for item in listed]
         say_json({"store": opened.uri, "versions": versions})
     else:
         _print_versions(listed)
@@ -211,8 +209,7 @@ def named_artifact(
         return Artifact.read(folder), ()
     opened = Store.open(store)
     version = opened.version(reference)
-    name = pick(version, device_class_)
-    artifact = opened.materialize(version, name, scratch, paths=paths)
+    artifact = opened.materialize(version, pick(version, device_class_), scratch, paths=paths)
     return artifact, tuple(version.images)
 
 

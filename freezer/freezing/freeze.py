@@ -225,14 +225,13 @@ def _freeze_for(
     """Build every recipe for one target, judge the candidates, and write the winner."""
     with scratch_folder() as work:
         kept = kept_builds(out, subject, target)
-        recipes, precision = options.recipes, options.precision
-        builds = build_all(subject, target, recipes, work, kept, precision)
+        builds = build_all(subject, target, options.recipes, work, kept, options.precision)
         failures = builds.failures
         reason = "; ".join(f"{recipe}: {failure}" for recipe, failure in failures.items())
         result = FreezeResult(verdict="failed", reason=reason, failures=failures)
         try:
             if builds.candidates or not builds.errors:
-                session = replace(_session(subject, target, options), work=work)
+                session = _session(subject, target, options, work)
                 judgement = judge(session, builds.candidates)
                 judgement = with_other_payloads(session, judgement, work)
                 clear_out(out)
@@ -251,8 +250,9 @@ def _freeze_for(
                     failures=failures,
                 )
         finally:
-            class_name = target.device_class.name
-            evidence = write_refused(result.judgement, builds, evidence_of(out), class_name)
+            evidence = write_refused(
+                result.judgement, builds, evidence_of(out), target.device_class.name
+            )
         if result.verdict == "unstable":
             keep_builds(out, subject, target, builds.folders.values())
             again = f"; to repeat only the timing, freeze the same model into {out} again"
@@ -260,7 +260,7 @@ def _freeze_for(
     return replace(result, evidence=evidence)
 
 
-def _session(subject: Subject, target: Target, options: FreezeOptions) -> Session:
+def _session(subject: Subject, target: Target, options: FreezeOptions, work: Path) -> Session:
     session = open_session(
         subject,
         target,
@@ -269,7 +269,7 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
         objective=options.objective,
         task_metric=options.task_metric,
     )
-    return replace(session, serves_unmeasured=True)
+    return replace(session, serves_unmeasured=True, work=work)
 
 
 def freeze_target(

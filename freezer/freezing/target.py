@@ -161,7 +161,7 @@ def class_here(dtypes: Iterable[str], precision: Iterable[str] = ()) -> str:
 
 def _layouts(wanted: DeviceClass, dtypes: Iterable[str]) -> dict[str, str]:
     """The layouts of a class for weights of these dtypes."""
-    packed = {packed_dtype(dtype) for dtype in dtypes}
+    packed = set(map(packed_dtype, dtypes))
     return {dtype: layout for dtype, layout in wanted.layouts.items() if dtype in packed}
 
 
@@ -207,8 +207,7 @@ def check_unlimited(target: Target, engine: str) -> None:
             f"{engine} runs on CPUs only, so not for {name}; omit the recipe",
             code="CP-DEVICE-CLASS",
         )
-    hardware = describe_host(this_host(), {})
-    if name in lesser_classes(hardware.classes):
+    if name in lesser_classes(describe_host(this_host(), {}).classes):
         raise UsageError(
             f"{engine} cannot be limited to the instructions of {name}, and uses all of this CPU;"
             f" it needs a machine whose best class is {name}",

@@ -80,7 +80,7 @@ def build(
         needed = f"{recipe.name} lacks packages; {install_command(*missing)}"
         raise BuildError(needed, code="CP-DEPENDENCY")
     counts = target.further_threads if further else (target.num_threads,)
-    targets = tuple(target.at(count) for count in counts)
+    targets = tuple(map(target.at, counts))
     (folder / "payloads").mkdir()
     weights = subject.weights  # before they are discarded
     keeps, attempts = attempts is not None, {} if attempts is None else attempts
@@ -183,7 +183,7 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, Point | None]]:
     """Name and point of each shape that gets a payload, the most special first; the point None is
     for all sizes.
     """
-    varies = any(dim.min < dim.max for dim in subject.spec.dims)
+    varies = any(dim.varies for dim in subject.spec.dims)
     points = subject.points if varies and recipe.by_shape else ()
     shapes: list[tuple[str, Point | None]] = []
     for point in points:
@@ -242,8 +242,7 @@ def build_all(
         count = f"{index} of {len(selected)}"
         logger.info("building %s for %s (%s)", recipe.name, target.device_class.name, count)
         try:
-            candidate = build(subject, recipe, target, folder, attempts=attempts)
-            builds.candidates.append(candidate)
+            builds.candidates.append(build(subject, recipe, target, folder, attempts=attempts))
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error

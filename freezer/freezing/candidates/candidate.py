@@ -161,7 +161,7 @@ def architecture_digest(subject: Subject, target: Target) -> str:
     """
     model = subject.model
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    kinds = {type(module) for module in model.modules()}
+    kinds = set(map(type, model.modules()))
     parts = {
         "modules": [(name, *_texts(module)) for name, module in model.named_modules()],
         "tensors": [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors],

@@ -196,19 +196,18 @@ class ShapeBuild:
             layouts=lowered.layouts,
             weights=lowered.weights,
         )
-        report = replace(
-            lowered.report,
-            phases_s={**phases, **(lowered.report.phases_s or lower_s)},
-            size_before_bytes=size_before_bytes,
-            size_after_bytes=size_of([payload]),
-            guards=captured.guards,
-            notes=(*captured.notes, *lowered.report.notes),
-        )
         return Made(
             capture=captured.name,
             warnings=captured.warnings,
             payload=payload,
-            report=report,
+            report=replace(
+                lowered.report,
+                phases_s={**phases, **(lowered.report.phases_s or lower_s)},
+                size_before_bytes=size_before_bytes,
+                size_after_bytes=size_of([payload]),
+                guards=captured.guards,
+                notes=(*captured.notes, *lowered.report.notes),
+            ),
             recipe=self.recipe,
         )
 

@@ -78,13 +78,16 @@ class DriftReport:
 def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
     """The drift of one candidate in all of its runs."""
     margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
-    measured = MeasuredDrift(
-        error_ratio=finite(max(_known(row.error_ratio for row in rows), default=None)),
-        max_abs_err=finite(max(_known(row.max_abs_err for row in rows), default=None)),
-        sqnr_db=min(_known(row.sqnr_db for row in rows), default=None),
-        margin=finite(min(margins, default=None)),
+    return DriftReport(
+        measured=MeasuredDrift(
+            error_ratio=finite(max(_known(row.error_ratio for row in rows), default=None)),
+            max_abs_err=finite(max(_known(row.max_abs_err for row in rows), default=None)),
+            sqnr_db=min(_known(row.sqnr_db for row in rows), default=None),
+            margin=finite(min(margins, default=None)),
+        ),
+        nearest_miss=_nearest_miss(rows, gate),
+        rows=rows,
     )
-    return DriftReport(measured=measured, nearest_miss=_nearest_miss(rows, gate), rows=rows)
 
 
 def _known(figures: Iterable[float | None]) -> list[float]:

@@ -183,7 +183,7 @@ class Extreme:
 
     @cached_property
     def _reruns(self) -> list[Sequence[Tensor]]:
-        runs = (self._rerun(seed) for seed in range(NUM_RERUNS))
+        runs = map(self._rerun, range(NUM_RERUNS))
         return [outputs[0] for outputs in runs if outputs is not None]
 
 

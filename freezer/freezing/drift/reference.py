@@ -88,14 +88,15 @@ def run_reference(subject: Subject) -> Reference:
     calls = []
     answers = zip(schedule(subject), wide or eagers, eagers, noises, strict=True)
     for (kind, set_index), r, e, noise in answers:
-        call = Call(
-            kind=kind,
-            set_index=set_index,
-            reference=list(map(_within, r, e)),
-            eager=e,
-            noise_rmse=noise,
+        calls.append(
+            Call(
+                kind=kind,
+                set_index=set_index,
+                reference=list(map(_within, r, e)),
+                eager=e,
+                noise_rmse=noise,
+            )
         )
-        calls.append(call)
     outputs, normal = range(len(subject.outputs)), eagers[: len(subject.sets)]
     return Reference(
         calls=calls,
@@ -214,8 +215,7 @@ def _check_reset(
     for (kind, index), answer in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        expected = _fresh_runner(subject).call(subject.sets[index].tensors)
-        if not _all_same(answer, expected):
+        if not _all_same(answer, _fresh_runner(subject).call(subject.sets[index].tensors)):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index}"
                 " differently from a fresh copy; let it reset everything that forward changes, or"

@@ -38,7 +38,7 @@ from freezer.freezing.lowering import (
     to_onnx,
     to_openvino,
 )
-from freezer.freezing.recipes import Recipe
+from freezer.freezing.recipes import Recipe, Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import import_openvino
@@ -148,14 +148,18 @@ def stages_of(
         "torchscript": _of_torchscript,
     }
     if kind in makers and not recipe.portable:
-        yield from makers[kind](program, source, recipe, target, folder)
+        yield from makers[kind](program, source, recipe.settings, target, folder)
 
 
 def _of_inductor(
-    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram,
+    source: GraphReference,
+    settings: Settings,
+    target: Target,
+    folder: Path,
 ) -> Iterator[Stage]:
     captured = Captured(name="export", program=program, convention="flat")
-    for name, graph in passes_of(captured, folder, target, recipe.settings):
+    for name, graph in passes_of(captured, folder, target, settings):
         yield graph_stage(name, graph, source)
 
     @cache
@@ -166,7 +170,7 @@ def _of_inductor(
             found.update(matches(source.graph.graph, graph))
             return list(found.values())
 
-        values = run_with_outputs(captured, source.inputs, choose, folder, target, recipe.settings)
+        values = run_with_outputs(captured, source.inputs, choose, folder, target, settings)
         num = len(source.eager_outputs)
         return values[:num], dict(zip(found, values[num:], strict=True))
 
@@ -174,13 +178,16 @@ def _of_inductor(
 
 
 def _of_onnx(
-    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram,
+    source: GraphReference,
+    settings: Settings,
+    target: Target,
+    folder: Path,
 ) -> Iterator[Stage]:
     with decomposed(program) as made:
         model = to_onnx(program)
     yield graph_stage("decomposition", graph_of(made[-1]), source)
     names = names_in(made)
-    settings = recipe.settings
 
     def stage(name: str, model: Any, optimize: bool) -> Stage:
         def run(in_full: bool) -> Run:
@@ -195,7 +202,11 @@ def _of_onnx(
 
 
 def _of_openvino(
-    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram,
+    source: GraphReference,
+    settings: Settings,
+    target: Target,
+    folder: Path,
 ) -> Iterator[Stage]:
     openvino = import_openvino("this explanation needs OpenVINO")
     with decomposed(program) as made, torch.no_grad():
@@ -204,20 +215,24 @@ def _of_openvino(
     yield graph_stage("decomposition", graph_of(made[-1]), source)
 
     def run(in_full: bool) -> Run:
-        return run_openvino(model, source, names if in_full else {}, recipe.settings)
+        return run_openvino(model, source, names if in_full else {}, settings)
 
     yield Stage(name="OpenVINO", source=source, run=run, num_builds=2)
 
 
 def _of_torchscript(
-    program: ExportedProgram, source: GraphReference, recipe: Recipe, target: Target, folder: Path
+    program: ExportedProgram,
+    source: GraphReference,
+    settings: Settings,
+    target: Target,
+    folder: Path,
 ) -> Iterator[Stage]:
     with torchscript_deprecations_silenced(), torch.no_grad():
         traced = torch.jit.trace(source.graph, tuple(source.inputs), check_trace=False).eval()
         for name in ("trace", NUMERICS):
             frozen = torch.jit.freeze(
                 traced,
-                optimize_numerics=name == NUMERICS and recipe.settings[NUMERICS],
+                optimize_numerics=name == NUMERICS and settings[NUMERICS],
             )
             yield Stage(name=name, source=source, run=partial(_run_script, frozen, source))
 

@@ -5,6 +5,7 @@ of a candidate at each node; and the nodes of lowered graphs, matched by their p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from freezer.artifact.explanation import MOST, NO_ERROR, WRONG, Error, NodeScore
-from freezer.compare import OutputError, distances, judge_rmse
+from freezer.compare import distances, judge_rmse
 from freezer.freezing.capture import copy_of
 from freezer.freezing.diagnostics import line_of_stack
 from freezer.freezing.drift import Widening, own_dtype, widening
@@ -211,13 +212,8 @@ def error_of(
         return WRONG
     [native] = distances(values_of(in_double(exact)), values_of(in_double(eager)))
     [sums] = distances(values_of(in_double(expected)), values_of(in_double(value)))
-    error = OutputError(
-        rmse=sums.rmse,
-        native_rmse=native.rmse,
-        rms=sums.rms,
-        dtype=dtype_name(eager.dtype),
-        num_elements=eager.numel(),
-    )
+    error = sums.error(dtype_name(eager.dtype), eager.numel())
+    error = replace(error, native_rmse=native.rmse)
     ratio, bound = judge_rmse(error, limit)
     return Error(
         relative=_quotient(sums.rmse, sums.rms),

@@ -87,7 +87,7 @@ def _fitting(inputs: InputSet, payload: Payload, subject: Subject) -> InputSet:
     """A sample at sizes that a payload takes."""
     if payload.accepts(inputs.point):
         return inputs
-    return resize(inputs, subject.spec, {dim.name: dim.min for dim in payload.dims})
+    return resize(inputs, subject.spec, payload.first_point)
 
 
 def worst(records: Sequence[AccuracyRecord]) -> AccuracyRecord:

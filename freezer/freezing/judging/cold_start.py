@@ -58,10 +58,7 @@ def with_memory(session: Session, trial: Trial) -> Trial:
     try:
         return with_cold_start(session, trial)
     except JudgeError as error:
-        return replace(
-            trial,
-            problem=str(error),
-        )
+        return replace(trial, problem=str(error))
 
 
 def measure_winner(session: Session, judgement: Judgement) -> Judgement:
@@ -154,7 +151,7 @@ def ask_fresh_process(
     Raises:
         JudgeError: the process fails or hangs.
     """
-    paths = os.pathsep.join(path for path in sys.path if path)
+    paths = os.pathsep.join(filter(None, sys.path))
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(

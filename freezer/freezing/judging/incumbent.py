@@ -115,7 +115,6 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     cell, policy, timing = judgement.cells[0], session.policy, timing_of(session.objective)
     faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
     assert faster is not None, "the timing was undisturbed"
-    interval = (faster.low, faster.high)
     subject = "" if new else "eager is "
     compared = f"{subject}{faster} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
     worse = _worse(session, new, old, record, faster)
@@ -136,7 +135,10 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         reason=f"{judgement.reason}; {compared}",
         winner=new if verdict == "published" else None,
         previous=replace(
-            record, speedup=faster.value, speedup_ci=interval, p50_ms=old.latency_ms.p50
+            record,
+            speedup=faster.value,
+            speedup_ci=(faster.low, faster.high),
+            p50_ms=old.latency_ms.p50,
         ),
     )
 

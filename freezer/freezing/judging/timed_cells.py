@@ -47,8 +47,7 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
 
     Payloads that gain nothing are dropped.
     """
-    passing = judgement.passing
-    if not passing:
+    if not judgement.passing:
         return judgement
     cells = _time_points(session, judgement)
 

@@ -321,6 +321,5 @@ def _random_problem(session: Session, fresh: Fresh, outputs: Outputs) -> str | N
         return problem
     runs = [sampled(outputs)]
     for _ in reference.runs[1:]:
-        again = run_calls(fresh, subject, stateful=reference.stateful)
-        runs.append(sampled(list(again)))
+        runs.append(sampled(list(run_calls(fresh, subject, stateful=reference.stateful))))
     return distribution_problem(session.output_names, reference.runs, runs)

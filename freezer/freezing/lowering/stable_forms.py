@@ -31,8 +31,7 @@ _MEAN, _SUM = 1, 2
 
 def with_stable_forms(program: ExportedProgram) -> ExportedProgram:
     """The program with the operators of `_FORMS` in stable form; itself if it has none."""
-    targets = {node.target for node in program.graph.nodes}
-    if targets.isdisjoint(_FORMS):
+    if not any(node.target in _FORMS for node in program.graph.nodes):
         return program
     changed: ExportedProgram = program.run_decompositions(dict(_FORMS))
     return changed

@@ -115,7 +115,7 @@ def _operators(module: Any, methods: Sequence[str]) -> Counter[str]:
 
 def _report(captured: Captured) -> FreezingReport:
     """Report a module that is stored as captured."""
-    methods, program = _methods(captured), captured.program
+    methods = _methods(captured)
     preserved = tuple(
         PreservedName(
             name=captured.source_name(name),
@@ -124,13 +124,12 @@ def _report(captured: Captured) -> FreezingReport:
         )
         for name in captured.preserve
     )
-    ops = _operators(program, methods)
-    notes = (stored_as_captured(len(dict(named_tensors(program)))),)
+    ops = _operators(captured.program, methods)
     return FreezingReport(
         ops_before=ops,
         ops_after=ops,
         preserved=preserved,
-        notes=notes,
+        notes=(stored_as_captured(len(dict(named_tensors(captured.program)))),),
     )
 
 
@@ -148,12 +147,11 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
             kept.append(KeptTensor(name=captured.source_name(name), reason=reason))
         else:
             constants[name] = tensor
-    identities = {identity_of(tensor) for tensor in constants.values()}
     return replace(
         report,
         ops_after=_operators(after, _methods(captured)),
         notes=(),
-        num_constants=len(identities),
+        num_constants=len(set(map(identity_of, constants.values()))),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
         kept=tuple(kept),

@@ -194,13 +194,14 @@ def write_golden(
             inputs[f"{position}/{name}"] = tensor
         for name, tensor in zip(names, _golden_outputs(reference.singles[index]), strict=True):
             outputs[f"{position}/{name}"] = tensor
-        golden = GoldenSet(
-            point=subject.sets[index].point,
-            native_rmse=_native_rmse(winner, index),
-            scales=scales,
-            slice_errors=slice_errors,
+        sets.append(
+            GoldenSet(
+                point=subject.sets[index].point,
+                native_rmse=_native_rmse(winner, index),
+                scales=scales,
+                slice_errors=slice_errors,
+            )
         )
-        sets.append(golden)
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)

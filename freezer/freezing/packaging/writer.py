@@ -76,8 +76,10 @@ def assemble(
         failures: the error message of each recipe that made no candidate; recorded.
     """
     if judgement.torch_only is not None:
-        second, beside = judgement.torch_only, torch_folder(dest)
-        assemble(session, second, dest=beside, provenance=provenance, failures=failures)
+        beside = torch_folder(dest)
+        assemble(
+            session, judgement.torch_only, dest=beside, provenance=provenance, failures=failures
+        )
     winner = judgement.winner
     assert winner is not None, "assemble requires a winner"
     make_folder(dest.parent)
@@ -85,13 +87,16 @@ def assemble(
         staging = scratch / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
-        origin = {"weights": session.subject.weights, "host": host_fingerprint()}
-        origin["architecture"] = architecture_digest(session.subject, session.target)
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,
             golden=golden,
-            provenance={**provenance, **origin},
+            provenance={
+                **provenance,
+                "weights": session.subject.weights,
+                "host": host_fingerprint(),
+                "architecture": architecture_digest(session.subject, session.target),
+            },
             freezing=_freezing(judgement, winner, failures),
         )
         return write_artifact(manifest, staging, dest)
@@ -179,7 +184,7 @@ def _needs(candidate: Candidate, target: Target) -> Needs:
 
 
 def _major_minor(version: str) -> str:
-    return ".".join(str(part) for part in version_tuple(version))
+    return ".".join(map(str, version_tuple(version)))
 
 
 def _latency(session: Session, judgement: Judgement, winner: Trial) -> LatencyRecord | None:
@@ -215,7 +220,7 @@ def _freezing(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) 
         build_s=candidate.build_s,
         size_bytes=candidate.size_bytes,
         warnings=candidate.warnings,
-        entrants=tuple(_entrant(trial) for trial in judgement.trials),
+        entrants=tuple(map(_entrant, judgement.trials)),
         reports=candidate.shortened_reports(),
         dropped=winner.dropped,
         strides_equal=winner.strides_equal,

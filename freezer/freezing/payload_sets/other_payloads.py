@@ -86,11 +86,12 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
         judgement: a judgement with a winner.
         candidate: the winner's candidate, with payloads for the further counts.
     """
-    winner, counts = judgement.winner, session.target.further_threads
+    winner = judgement.winner
     assert winner is not None, "only a winner gets payloads for further counts"
     with working_conditions(session.target):
         rows, dropped = _passing_gate(session, candidate)
         candidate = candidate.without(dropped)
+        counts = session.target.further_threads
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
         cells = time_further_threads(session, candidate, built) if session.timed else ()
     slow: tuple[Dropped, ...] = ()

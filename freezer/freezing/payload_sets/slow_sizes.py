@@ -175,7 +175,7 @@ def _merged(
 
 
 def _serves(dims: Sequence[Dim]) -> str:
-    sizes = [f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim) for dim in dims]
+    sizes = [str(dim) if dim.varies else f"{dim.name} {dim.min}" for dim in dims]
     return f"the captured program serves {', '.join(sizes)}"
 
 
@@ -232,7 +232,7 @@ def _in_one_folder(
     for payload in winner.payloads:
         if not is_exact(payload):
             rest.append(payload)
-        elif not added.accepts({dim.name: dim.min for dim in payload.dims}):
+        elif not added.accepts(payload.first_point):
             single.append(payload)
     payloads = (*single, added, *rest)
     for origin in (winner, captured):

@@ -295,11 +295,10 @@ def _changed_by_program() -> dict[str, object]:
     """The settings that a program has changed, with torch's defaults as values."""
     from torch._inductor import config as inductor
 
-    entries = inductor._config
     values = inductor.get_config_copy()  # torch's own record keeps what builds have put back
     return {
         name: entry.default
-        for name, entry in entries.items()
+        for name, entry in inductor._config.items()
         if entry.alias is None and values[name] != entry.default
     }
 

@@ -274,8 +274,7 @@ def multiply_single_positions(graph: Graph) -> None:
         num_out, num_in, *kernel = weight.meta["val"].shape
         if transposed or groups != 1 or any(padding) or value.dtype != torch.float32:
             continue
-        single = [1] * len(kernel)
-        if list(value.shape) != [1, num_in, *single]:
+        if list(value.shape) != [1, num_in, *[1] * len(kernel)]:
             continue
         with graph.inserting_before(conv):
             vector = call(aten.reshape.default, image, [1, num_in])
