@@ -252,10 +252,9 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        layout = self.layout(version.model)
         image = version.image(device_class, rank)
         signatures = self.signatures(version, device_class, rank=rank)
-        return copy_image(layout, image, dest, signatures)
+        return copy_image(self.layout(version.model), image, dest, signatures)
 
     def materialize(
         self,
@@ -276,8 +275,8 @@ class Store:
             stack: holds the files open, so that this process reads them also after the cache was
                 deleted.
         """
-        layout, image = self.layout(version.model), version.image(device_class, rank)
-        return link_image(layout, image, folder, paths, stack)
+        image = version.image(device_class, rank)
+        return link_image(self.layout(version.model), image, folder, paths, stack)
 
     def signatures(
         self, version: Version, device_class: str, *, rank: int = 0

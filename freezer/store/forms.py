@@ -89,12 +89,13 @@ def modelpack(
     layers = []
     for file in (replace(content.config, annotations={TITLE: MANIFEST}), *content.layers):
         path = file.annotations.get(TITLE, file.digest)
-        layer = replace(
-            file,
-            media_type=_KINDS.get(file.media_type, _DOCUMENT),
-            annotations={TITLE: path, FILE_PATH: path},
+        layers.append(
+            replace(
+                file,
+                media_type=_KINDS.get(file.media_type, _DOCUMENT),
+                annotations={TITLE: path, FILE_PATH: path},
+            )
         )
-        layers.append(layer)
     config = {
         "descriptor": {"name": manifest.model, "version": number, "title": image.device_class},
         "config": _settings(manifest),

@@ -125,10 +125,9 @@ class _Model:
         self._notes = read_notes(self._layout)
         self._marks = f"{MARKS}/{model}/marks.json"
         self._old = self._old_versions()
-        marked = self._notes.marked
         self._versions = {
-            number: cleaning.found("versions", f"{model}:{number}", 0, marked.get(number))
-            for number in self._old
+            tag: cleaning.found("versions", f"{model}:{tag}", 0, self._notes.marked.get(tag))
+            for tag in self._old
         }
         self._gone = self._ending_tags()
 

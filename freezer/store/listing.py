@@ -142,14 +142,15 @@ def _listed_version(
     artifacts = []
     for image in version.index:
         content = layout.image(image)
-        artifact = ListedArtifact(
-            device_class=image.device_class,
-            digest=image.digest,
-            size_bytes=sum(blob.size_bytes for blob in (content.config, *content.layers)),
-            signed=signature_tag(image) in tags,
-            engines=image.engines,
+        artifacts.append(
+            ListedArtifact(
+                device_class=image.device_class,
+                digest=image.digest,
+                size_bytes=sum(blob.size_bytes for blob in (content.config, *content.layers)),
+                signed=signature_tag(image) in tags,
+                engines=image.engines,
+            )
         )
-        artifacts.append(artifact)
     return ListedVersion(
         model=model,
         version=version.number,

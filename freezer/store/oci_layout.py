@@ -268,14 +268,14 @@ class Layout:
         manifest = replace(artifact.manifest, version=version)
         layers = []
         for file in manifest.contents:
-            media_type = file.media_type if isinstance(file, FileRef) else MEDIA_PAYLOAD
-            layer = Descriptor(
-                media_type=media_type,
-                digest=file.digest,
-                size_bytes=file.size_bytes,
-                annotations={TITLE: file.path},
+            layers.append(
+                Descriptor(
+                    media_type=file.media_type if isinstance(file, FileRef) else MEDIA_PAYLOAD,
+                    digest=file.digest,
+                    size_bytes=file.size_bytes,
+                    annotations={TITLE: file.path},
+                )
             )
-            layers.append(layer)
         config = self.write_blob(manifest.to_bytes(), MEDIA_MANIFEST)
         annotations = {DEVICE_CLASS: manifest.device_class}
         written = self.write_manifest(
@@ -305,11 +305,13 @@ class Layout:
             platforms = platforms_of(image.device_class)
             placed += [replace(image, platform=platform) for platform in platforms]
         placed.sort(key=lambda image: image.device_class != PORTABLE)  # clients take the first
-        content = OciIndex(
-            manifests=tuple(placed),
-            annotations={MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key},
+        return self.write_manifest(
+            OciIndex(
+                manifests=tuple(placed),
+                annotations={MODEL: self.model, VERSION: str(version), SOURCE_KEY: source_key},
+            ),
+            {"artifactType": ARTIFACT_TYPE},
         )
-        return self.write_manifest(content, {"artifactType": ARTIFACT_TYPE})
 
     def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
@@ -320,11 +322,9 @@ class Layout:
             layers.append(replace(layer, annotations={ANNOTATION: text}))
         rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
         config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-        content = OciImage(
-            config=self.write_json(config, MEDIA_CONFIG),
-            layers=tuple(layers),
+        return self.write_manifest(
+            OciImage(config=self.write_json(config, MEDIA_CONFIG), layers=tuple(layers)), {}
         )
-        return self.write_manifest(content, {})
 
     def retag(self, changes: Mapping[str, Descriptor | None]) -> None:
         """Set and remove tags, under the model's lock.

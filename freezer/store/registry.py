@@ -234,5 +234,4 @@ class RegistryLayout(Layout):
                     self._files.tag(self.model, name, self.blob(modelpack(self, image, tag)))
             manifest = self.blob(descriptor) if descriptor else None
             self._files.tag(self.model, tag, manifest)
-        written = {tag: each for tag, each in changes.items() if each is not None}
-        self._check_tags(written)
+        self._check_tags({tag: each for tag, each in changes.items() if each is not None})

@@ -115,17 +115,18 @@ def version_of(
     Raises:
         IntegrityError: the index lacks annotations, or is of another version than the tag.
     """
-    model, index = layout.model, layout.index(descriptor)
-    annotations, number = index.annotations, index.annotations.get(VERSION, "")
+    index = layout.index(descriptor)
+    annotations = index.annotations
+    number = annotations.get(VERSION, "")
     is_complete = SOURCE_KEY in annotations and all(image.device_class for image in index.manifests)
     right_number = number == tag or not NUMBER.fullmatch(tag)
     if not is_complete or not right_number or not NUMBER.fullmatch(number):
         raise IntegrityError(
-            f"{store}: the index of {model}:{tag} lacks {SOURCE_KEY} or a {DEVICE_CLASS}, or is of"
-            " another version; the store was changed or damaged"
+            f"{store}: the index of {layout.model}:{tag} lacks {SOURCE_KEY} or a {DEVICE_CLASS},"
+            " or is of another version; the store was changed or damaged"
         )
     return Version(
-        model=model,
+        model=layout.model,
         number=int(number),
         source_key=annotations[SOURCE_KEY],
         index=index.manifests,
