@@ -36,20 +36,13 @@ def declared_spec(inputs: JsonView | list[Any], dims: Mapping[str, Mapping[str, 
         SpecError: an input or dim has another form.
     """
     bounds = tuple(declared_dim(name, bound) for name, bound in dims.items())
-    if isinstance(inputs, Mapping):
-        named = [declared_item(str(name), given) for name, given in inputs.items()]
-        return InputSpec(
-            inputs=tuple(named),
-            dims=bounds,
-        )
-    items = [
-        declared_item(f"input_{index}", given, positional=True)
-        for index, given in enumerate(inputs)
-    ]
+    named = isinstance(inputs, Mapping)
+    given = dict(inputs) if named else {f"input_{i}": item for i, item in enumerate(inputs)}
+    items = [declared_item(str(name), item, positional=not named) for name, item in given.items()]
     return InputSpec(
         inputs=tuple(items),
         dims=bounds,
-        style="positional",
+        style="keyword" if named else "positional",
     )
 
 
@@ -115,11 +108,10 @@ def _declared_nested(name: str, kind: Literal["tuple", "list", "dict"], given: A
         if not isinstance(key, str):
             raise SpecError(f"input {name!r}: got the key {key!r}, expected a text")
     parts = dict(given if isinstance(given, Mapping) else enumerate(given))
-    items = tuple(declared_item(f"{name}.{key}", part) for key, part in parts.items())
     return NestedSpec(
         name=name,
         kind=kind,
-        items=items,
+        items=tuple(declared_item(f"{name}.{key}", part) for key, part in parts.items()),
         keys=keys,
     )
 

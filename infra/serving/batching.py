@@ -127,12 +127,13 @@ def _shared(spec: InputSpec, shapes: Shapes) -> list[Joint]:
         inputs = {item.name: item.shape for item in spec.tensors}
         every = [*inputs.values(), *shapes.values()]
         if all(list(shape).count(dim.name) == 1 for shape in every):
-            joint = Joint(
-                dim=dim,
-                inputs={name: list(shape).index(dim.name) for name, shape in inputs.items()},
-                outputs={name: list(shape).index(dim.name) for name, shape in shapes.items()},
+            found.append(
+                Joint(
+                    dim=dim,
+                    inputs={name: list(shape).index(dim.name) for name, shape in inputs.items()},
+                    outputs={name: list(shape).index(dim.name) for name, shape in shapes.items()},
+                )
             )
-            found.append(joint)
     return sorted(found, key=lambda joint: min(joint.inputs.values(), default=0))
 
 

@@ -225,8 +225,7 @@ class ModelServer:
         """
         manifest = model.manifest
         files = {item.path: item for item in manifest.files}
-        path = self._store.file(version, files[GOLDEN_OUTPUTS])
-        shapes = output_shapes(manifest, path)
+        shapes = output_shapes(manifest, self._store.file(version, files[GOLDEN_OUTPUTS]))
         if not self._options.max_batch:
             return Prepared(shapes=shapes, joint=None)
         path = self._store.file(version, files[GOLDEN_INPUTS])

@@ -268,20 +268,18 @@ def metadata_of(loaded: Loaded) -> dict[str, Any]:
     """
     shapes: dict[str, Sequence[int | str | None]] = dict(loaded.prepared.shapes)
     shapes |= {item.name: item.shape for item in loaded.model.inputs.tensors}
-    described = []
-    for specs in (loaded.model.inputs.tensors, loaded.model.outputs):
-        described.append([_described(item, sizes_of(shapes[item.name])) for item in specs])
+
+    def described(spec: TensorSpec | OutputSpec) -> dict[str, Any]:
+        shape = sizes_of(shapes[spec.name])
+        return {"name": spec.name, "datatype": datatype_of(spec), "shape": shape}
+
     return {
         "name": loaded.labels["model"],
         "versions": [loaded.labels["version"]],
         "platform": "coldpress",
-        "inputs": described[0],
-        "outputs": described[1],
+        "inputs": list(map(described, loaded.model.inputs.tensors)),
+        "outputs": list(map(described, loaded.model.outputs)),
     }
-
-
-def _described(spec: TensorSpec | OutputSpec, shape: list[int]) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": datatype_of(spec), "shape": shape}
 
 
 class OpenInference:
