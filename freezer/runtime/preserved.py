@@ -76,8 +76,7 @@ class Preserved:
             **kwargs: object,
         ) -> Any:
             num_threads = self._num_threads or torch.get_num_threads()
-            on_gpu = self._device.type == "cuda"
-            precision = full_on_gpu() if on_gpu else contextlib.nullcontext()
+            precision = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
             with threads(num_threads), torch.no_grad(), current(self._device), precision:
                 return value(*args, **kwargs)
 

@@ -161,17 +161,6 @@ def _store_image(
     rank: int,
     stack: ExitStack,
 ) -> Image:
-    def fetch(paths: Collection[str] | None) -> Artifact:
-        folder = stack.enter_context(scratch_folder())
-        return store.materialize(
-            version,
-            name,
-            folder,
-            rank=rank,
-            paths=paths,
-            stack=stack,
-        )
-
     return Image(
         device_class=name,
         manifest=partial(
@@ -192,7 +181,14 @@ def _store_image(
             name,
             rank=rank,
         ),
-        fetch=fetch,
+        fetch=lambda paths: store.materialize(
+            version,
+            name,
+            stack.enter_context(scratch_folder()),
+            rank=rank,
+            paths=paths,
+            stack=stack,
+        ),
         asked=Claims(
             model=version.model,
             version=version.number,

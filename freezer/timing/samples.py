@@ -204,11 +204,9 @@ def _p95_interval(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The ratio of 95th percentiles, and its quantiles over resampled rounds."""
     num_rounds = len(eagers)
-    shape = (policy.num_bootstrap, num_rounds)
-    picks = Draws(policy.seed).integers(0, num_rounds, shape)
+    picks = Draws(policy.seed).integers(0, num_rounds, (policy.num_bootstrap, num_rounds))
     ratios = _p95(eagers, picks) / _p95(theirs, picks)
-    limits = torch.tensor([tail, 1 - tail], dtype=torch.float64)
-    low, high = torch.quantile(ratios, limits)
+    low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64))
     each = torch.arange(num_rounds)[None]
     value = (_p95(eagers, each) / _p95(theirs, each)).squeeze()
     return value, torch.minimum(low, value), torch.maximum(high, value)
