@@ -15,32 +15,15 @@ from __future__ import annotations
 import functools
 import json
 import math
+import typing
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import (
-    MISSING,
-    Field,
-    FrozenInstanceError,
-    dataclass,
-    field,
-    fields,
-    is_dataclass,
-)
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, TypeVar, Union, cast, dataclass_transform
 
 from freezer.errors import ColdpressError, IntegrityError
 
@@ -51,9 +34,6 @@ JsonView = Mapping[str, Any]
 """A JSON object, as it is read."""
 
 _Record = TypeVar("_Record")
-_Type = Any
-"""A type annotation, which may be no class."""
-
 MAX_INT = 2**63
 
 _SCALARS = (bool, int, float, str, NoneType)
@@ -63,81 +43,71 @@ _SCALARS = (bool, int, float, str, NoneType)
 def frozen(made: type[_Record]) -> type[_Record]:
     """Make a class a frozen dataclass with slots, whose fields are given by name; a decorator.
 
-    All of them share their methods, since `dataclass` compiles its own for each class, which took
-    25 of 70 ms in which `freezer.load` is imported.
+    All share the methods of `_Shared`: those that `dataclass` compiles took 25 ms of each start.
     """
     made = dataclass(init=False, kw_only=True, slots=True, eq=False, repr=False)(made)
-    for name, method in _SHARED.items():
-        setattr(made, name, method)
+    for name in _SHARED:
+        setattr(made, name, vars(_Shared)[name])
     return made
-
-
-def _init(record: Any, /, *others: object, **given: object) -> None:
-    for each in fields(record):
-        value = given.pop(each.name) if each.name in given else _default(each)
-        if value is MISSING:
-            raise TypeError(f"{type(record).__qualname__} needs {each.name}, given by name")
-        object.__setattr__(record, each.name, value)
-    if others or given:
-        names = ", ".join(each.name for each in fields(record))
-        raise TypeError(f"{type(record).__qualname__} takes {names}, given by name")
-    if (check := getattr(record, "__post_init__", None)) is not None:
-        check()
 
 
 class _Signature:
     """What `help` shows of a class: its fields."""
 
     def __get__(self, _: object, made: Any) -> Signature:
-        return Signature([_parameter(each) for each in fields(made)])
+        return Signature(list(map(_parameter, fields(made))))
 
 
 def _parameter(item: Field[Any]) -> Parameter:
-    default = _default(item)
-    if default is MISSING:
-        default = Parameter.empty
+    default = Parameter.empty if _default(item) is MISSING else _default(item)
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=item.type)
 
 
-def _refuse(record: object, name: str, _: object = None) -> None:
-    raise FrozenInstanceError(f"{name} of a {type(record).__qualname__} cannot change")
+class _Shared:
+    __signature__ = _Signature()
+
+    def __init__(self, /, *others: object, **given: object) -> None:
+        for each in fields(cast(Any, self)):
+            value = given.pop(each.name) if each.name in given else _default(each)
+            if value is MISSING:
+                raise TypeError(f"{type(self).__qualname__} needs {each.name}, given by name")
+            object.__setattr__(self, each.name, value)
+        if others or given:
+            names = ", ".join(each.name for each in fields(cast(Any, self)))
+            raise TypeError(f"{type(self).__qualname__} takes {names}, given by name")
+        if (check := getattr(self, "__post_init__", None)) is not None:
+            check()
+
+    def __setattr__(self, name: str, _: object = None) -> None:
+        raise FrozenInstanceError(f"{name} of a {type(self).__qualname__} cannot change")
+
+    __delattr__ = __setattr__
+
+    def __setstate__(self, state: tuple[None, Json]) -> None:  # else copies would set attributes
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return _compared(self) == _compared(other) if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_compared(self))
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(cast(Any, self))
+            if each.repr
+        ]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _restore(record: object, state: tuple[None, Json]) -> None:
-    """Take the state of a copy or pickle, which would set attributes."""
-    for name, value in state[1].items():
-        object.__setattr__(record, name, value)
-
-
-def _equal(record: object, other: object) -> bool:
-    if record is other:
-        return True
-    return _compared(record) == _compared(other) if type(record) is type(other) else NotImplemented
-
-
-def _hash(record: object) -> int:
-    return hash(_compared(record))
+_SHARED = vars(_Shared).keys() - {"__module__", "__dict__", "__weakref__", "__doc__"}
 
 
 def _compared(record: Any) -> tuple[object, ...]:
     return tuple(getattr(record, each.name) for each in fields(record) if each.compare)
 
-
-def _text(record: Any) -> str:
-    shown = [f"{each.name}={getattr(record, each.name)!r}" for each in fields(record) if each.repr]
-    return f"{type(record).__qualname__}({', '.join(shown)})"
-
-
-_SHARED = {
-    "__init__": _init,
-    "__signature__": _Signature(),
-    "__setattr__": _refuse,
-    "__delattr__": _refuse,
-    "__setstate__": _restore,
-    "__eq__": _equal,
-    "__hash__": _hash,
-    "__repr__": _text,
-}
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default."""
@@ -204,11 +174,7 @@ def read_json(data: bytes, *, origin: str) -> Any:
 
 
 def read_record(kind: type[_Record], data: bytes, *, origin: str) -> _Record:
-    """Parse the JSON text of a dataclass instance.
-
-    Raises:
-        IntegrityError: as for `read_json` and `decode`.
-    """
+    """Parse the JSON text of a dataclass instance; raises what `read_json` and `decode` do."""
     return decode(kind, read_json(data, origin=origin), origin=origin)
 
 
@@ -257,8 +223,6 @@ class _MismatchError(Exception):
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, (str, int, float, NoneType)):
-        return value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, bytes):
@@ -278,7 +242,7 @@ def _key(item: Field[Any]) -> str:
     return str(item.metadata.get("key", item.name))
 
 
-def _decode(kind: _Type, value: Any) -> object:
+def _decode(kind: Any, value: Any) -> object:
     """Check a value, and convert it to a type."""
     if kind is Any:
         return value
@@ -288,8 +252,8 @@ def _decode(kind: _Type, value: Any) -> object:
         return value if isinstance(value, Path) else Path(_scalar(str, value))
     if kind is bytes:
         return _bytes(value)
-    form: _Type = get_origin(kind)
-    args = get_args(kind)
+    form: Any = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if form is Literal:
         if value not in args:
             raise _mismatch(value, f"one of {', '.join(map(repr, args))}")
@@ -321,7 +285,7 @@ def _bytes(value: object) -> bytes:
         raise _MismatchError(f"is not base64: {error}") from None
 
 
-def _union(members: tuple[_Type, ...], value: Any) -> object:
+def _union(members: tuple[Any, ...], value: Any) -> object:
     """The value as the first member that it fits; else the mismatch that is deepest in it."""
     mismatches = []
     try:
@@ -335,7 +299,7 @@ def _union(members: tuple[_Type, ...], value: Any) -> object:
         mismatches.clear()  # they refer to this frame, and so to the variables of all callers
 
 
-def _tuple(args: tuple[_Type, ...], value: Any) -> tuple[object, ...]:
+def _tuple(args: tuple[Any, ...], value: Any) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
         raise _mismatch(value, "a list")
     kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
@@ -351,7 +315,7 @@ def _object(value: object) -> JsonView:
     return value
 
 
-def _record(kind: _Type, value: object) -> object:
+def _record(kind: Any, value: object) -> object:
     data = _object(value)
     arguments = {}
     for item, hint in _hinted(kind):
@@ -369,7 +333,7 @@ def _record(kind: _Type, value: object) -> object:
         raise _MismatchError(f"is wrong: {error}") from None
 
 
-def _at(key: str, kind: _Type, value: object) -> object:
+def _at(key: str, kind: Any, value: object) -> object:
     try:
         return _decode(kind, value)
     except _MismatchError as error:
@@ -378,7 +342,7 @@ def _at(key: str, kind: _Type, value: object) -> object:
 
 
 @functools.cache
-def _hinted(kind: _Type) -> list[tuple[Field[Any], _Type]]:
+def _hinted(kind: Any) -> list[tuple[Field[Any], Any]]:
     """Every field of a dataclass with its type."""
-    hints = get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
     return [(item, hints[item.name]) for item in fields(kind)]

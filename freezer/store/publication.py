@@ -127,9 +127,7 @@ def write_version(
     carried: Sequence[Descriptor],
     decided: Collection[str],
 ) -> Version:
-    """Publish a new version of stored files, unless it would equal the newest one; see
-    `Store.publish`.
-    """
+    """Publish a version of stored files, unless it would equal the newest; see `Store.publish`."""
     layout = store.layout(model)
     numbers, tags = store.versions(model), layout.tags()
     number = numbers[-1] + 1 if numbers else 1

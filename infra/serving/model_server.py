@@ -181,9 +181,8 @@ class ModelServer:
         self.model = options.model.partition("@")[0].partition(":")[0]
         self.watched = self._follow(options.model)
         self._canary: WatchedModel | None = None
-        self._share = 0.0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
-        self._num_requests = 0
+        self._num_requests, self._share = 0, 0.0
         self.metrics = ServingMetrics(
             lambda: max(0, self._num_requests - 1),
             lambda: self.loaded.sentinel if self.loaded else None,

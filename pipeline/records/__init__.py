@@ -12,7 +12,6 @@ from pipeline.records.outcome import (
     JudgeFindings,
     Outcome,
     OutputDrift,
-    Place,
     flat_json,
     nested_json,
 )
@@ -26,6 +25,7 @@ from pipeline.records.row import (
     LiveFigures,
     Note,
     Outcomes,
+    Place,
     Row,
     alike,
     counts_text,

@@ -10,7 +10,6 @@ from freezer.artifact import (
     UNMEASURED,
     AccuracyRecord,
     FreezingRecord,
-    FreezingReport,
     Measured,
     PointFigures,
     PreviousRecord,
@@ -32,9 +31,6 @@ from freezer.spec import Clock
 
 SKIPPED = "skipped"
 """Kind of failure of a recipe that is not expected to win."""
-
-Place = tuple[str, str]
-"""A model and a device class."""
 
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
@@ -182,12 +178,8 @@ class CandidateReport:
     @property
     def freezing(self) -> FreezingRecord:
         """What its freezing recorded, as in a manifest."""
-        reports = {
-            path: decode(FreezingReport, found, origin="report")
-            for path, found in self.reports.items()
-        }
-        strides = self.strides_equal
-        return FreezingRecord(warnings=self.warnings, reports=reports, strides_equal=strides)
+        data = {name: getattr(self, name) for name in ("warnings", "reports", "strides_equal")}
+        return decode(FreezingRecord, data, origin="report")
 
 
 @frozen
@@ -313,7 +305,7 @@ class Outcome(JudgeFindings):
         return f"{self.model}:{self.version}"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> tuple[str, str]:
         """The model and the device class."""
         return self.model, self.device_class
 
@@ -354,5 +346,5 @@ def nested_json(data: JsonView) -> Json:
 
 def _measured_json(part: JsonView) -> Json:
     """Return the JSON form of `Measured` in a stored row, where None means not measured."""
-    names = ("speedup", "speedup_ci", *_NESTED)
-    return {name: part[name] for name in names if part.get(name) is not None}
+    measured = {name: part.get(name) for name in ("speedup", "speedup_ci", *_NESTED)}
+    return {name: value for name, value in measured.items() if value is not None}

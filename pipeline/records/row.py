@@ -16,6 +16,9 @@ from freezer.hardware import PORTABLE, this_host
 from freezer.spec import CLOCKS, MARKS
 from pipeline.records.outcome import Outcome
 
+Place = tuple[str, str]
+"""A model and a device class."""
+
 Outcomes = Sequence[Outcome]
 """In the order of the catalog."""
 

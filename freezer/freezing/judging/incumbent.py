@@ -106,14 +106,13 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     For `kept-eager`, eager stands for the captured program that would serve.
     """
     record, old, new = judgement.previous, judgement.old, judgement.winner
-    verdict = judgement.verdict
+    verdict, policy, timing = judgement.verdict, session.policy, timing_of(session.objective)
     if record is None or verdict not in ("published", "kept-eager"):
         return judgement
     if old is None:
         reason = f"{judgement.reason}; not compared with {record}: {record.problem}"
         return replace(judgement, reason=reason)
-    cell, policy, timing = judgement.cells[0], session.policy, timing_of(session.objective)
-    faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
+    faster = judgement.cells[0].faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
     assert faster is not None, "the timing was undisturbed"
     subject = "" if new else "eager is "
     compared = f"{subject}{faster} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"

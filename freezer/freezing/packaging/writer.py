@@ -87,16 +87,13 @@ def assemble(
         staging = scratch / "artifact"
         staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
+        origin = {"weights": session.subject.weights, "host": host_fingerprint()}
+        origin["architecture"] = architecture_digest(session.subject, session.target)
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,
             golden=golden,
-            provenance={
-                **provenance,
-                "weights": session.subject.weights,
-                "host": host_fingerprint(),
-                "architecture": architecture_digest(session.subject, session.target),
-            },
+            provenance={**provenance, **origin},
             freezing=_freezing(judgement, winner, failures),
         )
         return write_artifact(manifest, staging, dest)

@@ -89,9 +89,7 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], num_threads: int) 
             graph = path.read_bytes()  # the folder applies to bytes alone, which stay in memory
         try:
             session = onnxruntime.InferenceSession(
-                graph,
-                options,
-                providers=["CPUExecutionProvider"],
+                graph, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise _unopened(path, f"ONNX Runtime {onnxruntime.__version__}", error) from error
@@ -134,10 +132,7 @@ def _unopened(path: Path, engine: str, error: Exception) -> RuntimeError:
     )
 
 
-def session_options(
-    settings: Mapping[str, Any],
-    num_threads: int,
-) -> Any:
+def session_options(settings: Mapping[str, Any], num_threads: int) -> Any:
     """ONNX Runtime's SessionOptions for a thread count, with the recipe's `session` entries."""
     import onnxruntime
 
@@ -305,13 +300,7 @@ class _OpenvinoRunner:
     OpenVINO computes integers in 32 bits, so inputs beyond these are refused rather than changed.
     """
 
-    def __init__(
-        self,
-        openvino: Any,
-        compiled: Any,
-        calls: EngineCalls,
-        weights: Array,
-    ) -> None:
+    def __init__(self, openvino: Any, compiled: Any, calls: EngineCalls, weights: Array) -> None:
         self._openvino = openvino
         self._request = compiled.create_infer_request()
         self._inputs = calls.inputs
