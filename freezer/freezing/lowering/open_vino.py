@@ -312,12 +312,11 @@ def _save(
 
 def _shaping(graph: Path) -> tuple[tuple[int, int], ...]:
     """Offset and size of constants that may be shapes, indices or scales of sizes."""
-    found = [data.attrib for data in ElementTree.parse(graph).iter("data")]
-    places = {
-        (int(data["offset"]), int(data["size"]))
-        for data in found
-        if "offset" in data and (data["element_type"] in _INTEGERS or int(data["size"]) <= _SMALL)
-    }
+    places = set()
+    for data in ElementTree.parse(graph).iterfind(".//layer[@type='Const']/data"):
+        offset, size = int(data.attrib["offset"]), int(data.attrib["size"])
+        if data.attrib["element_type"] in _INTEGERS or size <= _SMALL:
+            places.add((offset, size))
     return tuple(sorted(places))
 
 

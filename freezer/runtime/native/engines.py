@@ -287,7 +287,8 @@ def _read(path: Path) -> tuple[str, Array, EngineCalls]:
         weights = np.memmap(path.with_name(calls.weights), np.uint8, "c")
         here = np.frombuffer(shaping, np.uint8)
         for offset, size in calls.shaping:
-            weights[offset : offset + size], here = here[:size], here[size:]
+            weights[offset : offset + size] = here[:size]
+            here = here[size:]
     for info in within:
         if info.file_size:
             weights = np.memmap(path, np.uint8, "c", begin_of(path, info), (info.file_size,))

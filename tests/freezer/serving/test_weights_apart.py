@@ -87,7 +87,7 @@ class Picks(nn.Module):
         return x[:, self.places].reshape(-1, 2, 64) * self.scale
 
 
-def test_shapes_and_indices_of_openvino_are_not_read_from_the_file(tmp_path: Path) -> None:
+def test_shapes_of_openvino_come_from_the_archive(tmp_path: Path) -> None:
     """It reads weights while they are verified, and a wrong index ends the process."""
     pytest.importorskip("openvino")
     model, x = Picks(), random_inputs(2, 4, 64)
@@ -106,6 +106,20 @@ def test_shapes_and_indices_of_openvino_are_not_read_from_the_file(tmp_path: Pat
     torch.testing.assert_close(torch.from_numpy(runner([x.numpy()])[0]), model(x).detach())
     with pytest.raises(IncompatibleError, match="tampered"):
         freezer.load(artifact.folder)
+
+
+def test_a_person_stops_a_load_of_damaged_weights(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "copy"
+    shutil.copytree(artifact.folder, folder)
+    flip_a_byte(folder / weights_of(artifact).path)
+    monkeypatch.setattr("freezer.serving.opening.open_arrays", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        answer(folder)
 
 
 def test_what_cannot_be_verified_is_refused(
