@@ -142,8 +142,20 @@ def move(source: Path, dest: Path) -> None:
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder and its parents, if missing."""
-    retried(lambda: path.mkdir(mode, parents=True, exist_ok=True))
+    """Make a folder and its parents, if missing.
+
+    Raises:
+        FileNotFoundError: others deleted it meanwhile.
+        FileExistsError: something else has this name.
+        OSError: it cannot be made.
+    """
+    try:
+        retried(lambda: path.mkdir(mode, parents=True, exist_ok=True))
+    except FileExistsError as error:
+        found = Path(error.filename)
+        if os.path.lexists(found) and not found.is_dir():
+            raise
+        raise FileNotFoundError(errno.ENOENT, "deleted while it was made", str(found)) from error
 
 
 def remove(path: Path) -> None:

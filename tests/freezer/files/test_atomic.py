@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freezer.files import atomic, link_or_copy, link_whole, write_whole
+from freezer.files import atomic, link_or_copy, link_whole, make_folder, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "link")
 
@@ -105,3 +105,27 @@ def test_links_across_file_systems_become_copies(
         assert dest.stat().st_dev != tmp_path.stat().st_dev
     finally:
         dest.unlink(missing_ok=True)
+
+
+def test_folders_deleted_while_made_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was taken, and free again when it was looked at."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    is_dir = Path.is_dir
+
+    def deleted(path: Path) -> bool:
+        if path == folder:
+            folder.rmdir()
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", deleted)
+    with pytest.raises(FileNotFoundError):
+        make_folder(folder)
+
+
+def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
