@@ -154,12 +154,18 @@ def in_child(drive: Callable[[], object]) -> int:
         InfrastructureError: the child was ended.
     """
     parent = os.getpid()
+    passed = (signal.SIGINT, signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, passed)  # or a hook of fork drops one
     child = os.fork()
+    if child:
+        for number in passed:
+            signal.signal(number, lambda received, _: os.kill(child, received))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if child == 0:
         _end_after(drive, parent)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _: os.kill(child, received))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        time.sleep(0.1)  # a signal just before an endless wait would be answered at its end
+    status = os.waitstatus_to_exitcode(ended[1])
     if status == REPORTED:
         return FAILED
     if status != FAILED and status >= 0:

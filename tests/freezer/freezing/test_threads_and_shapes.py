@@ -97,4 +97,5 @@ def test_command_takes_thread_counts_and_points(tmp_path: Path) -> None:
     latency: Any = Artifact.read(tmp_path / "out").manifest.latency
     assert latency.point == {"batch": 3}
     assert {row.num_threads for row in latency.points} == {1}
-    assert [row.point["batch"] for row in latency.points] == [3, 1, 2, 4]
+    named, sampled = [3, 1], [2, 4]  # what is slower at the named ones is not timed further
+    assert [row.point["batch"] for row in latency.points] in (named, named + sampled)

@@ -148,11 +148,11 @@ def test_crash_reports_its_source_line(tmp_path: Path) -> None:
 
 
 def test_timeout_ends_all_children_and_reports_the_line(tmp_path: Path) -> None:
-    end = isolated(tmp_path, hang_with_children, str(tmp_path / "pids"), timeout_s=1)
+    end = isolated(tmp_path, hang_with_children, str(tmp_path / "pids"), timeout_s=2)
     assert end.failure is not None
     assert end.failure.kind == "timeout"
     assert "raise limits.timeout_s" in end.failure.message
-    assert 1 <= end.wall_s < 5
+    assert 2 <= end.wall_s < 20
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
     assert "in hang_with_children" in end.failure.log_tail
 
