@@ -35,7 +35,9 @@ HALF_SCALES_APART = 50.0
 """The same for half precision, whose tolerance is wider."""
 
 MIN_SLICE = 8
-"""Elements from which a slice is judged."""
+"""Elements from which a slice is judged, without those that are zero: of a channel that a ReLU
+hardly ever lets pass, eager's error may be zero by chance.
+"""
 
 SLICE_FACTOR = 3.0
 """Multiple of eager's error of a slice that is allowed: of many slices, some are off by chance."""
@@ -204,11 +206,11 @@ def _squares(
     below: float,
 ) -> list[Numbers]:
     """Squared errors of the output and of eager, and squares of the reference, where it is below a
-    limit and all are finite, and where that is.
+    limit and all are finite, and which of these are not zero.
     """
     used = (abs(r) < below) & np.isfinite(e) & np.isfinite(c)
     squares = [abs(values) ** 2 for values in (c - r, e - r, r)]
-    return [*(np.where(used, values, 0.0) for values in squares), used]
+    return [*(np.where(used, values, 0.0) for values in squares), used & ((r != 0) | (c != 0))]
 
 
 def _suspects(columns: Numbers, dtype: str, *, float64: bool) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.conftest import LEVEL, THREADS
-from tests.support.commands import Done, finished
+from tests.support.commands import Done, finished, sampling
 from tests.support.steps import python
 
 pytestmark = [
@@ -24,14 +24,7 @@ pytestmark = [
 LOWER = {"cpu-x86-64-v4": "AVX2", "cpu-x86-64-v3": "SSE41"}.get(str(LEVEL), "SSE41")
 """A limit for oneDNN below the class of the weights."""
 
-QUICKLY = """
-import sys
-from freezer.spec.limits import SamplingPolicy
-SamplingPolicy.__init__.__kwdefaults__.update(
-    time_limit_s=4, warmup_s=0.5, min_rounds=2, busy_limit=2.0, steal_limit=2.0
-)
-"""
-"""Samples quickly, and accepts a busy machine."""
+QUICKLY = sampling(4, 0.5, 2)
 
 COMMAND = QUICKLY + "from freezer.cli import main; main()"
 
@@ -39,6 +32,7 @@ LATCHED = (
     QUICKLY
     + """
 import os
+import sys
 import torch
 torch.nn.functional.conv2d(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))
 del os.environ["ONEDNN_MAX_CPU_ISA"]

@@ -26,6 +26,18 @@ print("answered", tuple(output.shape), flush=True)
 """Program that opens an Inductor payload without the loader: PAYLOAD THREADS SIZE..."""
 
 
+def sampling(time_limit_s: float, warmup_s: float, min_rounds: int) -> str:
+    """Code after which a process samples quickly, also on a busy machine; commands have no option
+    for that.
+    """
+    changed = {"time_limit_s": time_limit_s, "warmup_s": warmup_s, "min_rounds": min_rounds}
+    return f"""
+from freezer.spec.limits import SamplingPolicy
+for name, value in {changed | {"busy_limit": 2.0, "steal_limit": 2.0}}.items():
+    SamplingPolicy.__dataclass_fields__[name].default = value
+"""
+
+
 def finished(
     *command: object,
     env: Mapping[str, str] | None = None,

@@ -18,22 +18,14 @@ from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.support.commands import output
+from tests.support.commands import output, sampling
 from tests.support.models import mlp
 from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, random_inputs
 from tests.support.wrong_inputs import ARRAY_FILES, TENSOR_FILES, npy
 
 ROOT = Path(__file__).parents[3]
 
-QUICKLY = """
-import sys
-from freezer.spec.limits import SamplingPolicy
-SamplingPolicy.__init__.__kwdefaults__.update(
-    time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
-)
-from freezer.cli.app import main
-main()
-"""
+QUICKLY = sampling(0.3, 0.1, 1) + "from freezer.cli.app import main; main()"
 """The command with a quick sampling policy, for which it has no option."""
 
 

@@ -116,6 +116,20 @@ def test_slices_without_correct_digits_are_not_judged() -> None:
     assert drift(call(r, e, c)).passed
 
 
+@pytest.mark.parametrize(("num_live", "passed"), [(1, True), (8, False)])
+def test_zeros_do_not_make_a_slice(num_live: int, passed: bool) -> None:
+    """A channel that a ReLU hardly ever lets pass, in which eager errs less than elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.rand(4, 8, 16, dtype=torch.float64, generator=generator).float().double() + 1
+    r[:, 3] = 0.0
+    r[0, 3, :num_live] = 2.0**-12
+    e, c = r.float(), r.float()
+    for wrong, off in ((e, 2e-7), (c, 3e-7)):
+        wrong[r >= 1] += off
+    c[0, 3, :num_live] += 3e-8
+    assert drift(call(r, e, c)).passed == passed
+
+
 def test_small_probabilities_pass() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50_000, dtype=torch.float64, generator=generator) * 8
