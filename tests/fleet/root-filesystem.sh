@@ -27,7 +27,9 @@ import tomllib
 
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)
-names = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["stores"]
+names = list(project["project"]["dependencies"])
+for extra in ("torch", "stores"):
+    names += project["project"]["optional-dependencies"][extra]
 for group in ("pipeline", "serving"):
     names += project["dependency-groups"][group]
 print(*(name for name in names if not name.startswith("openvino")), "hatchling", sep="\n")
@@ -52,7 +54,8 @@ echo "installing packages for arm64 into $root, some 3 minutes"
 platforms=(--platform manylinux2014_aarch64)
 for ((minor = 17; minor < 40; minor++)); do platforms+=(--platform "manylinux_2_${minor}_aarch64"); done
 packages=$root/opt/venv/lib/python3.11/site-packages
-rm -rf "$root/opt/venv"
+rm -rf "$root/opt/venv"/*
+mkdir -p "$root/opt/venv"
 "$python" -m pip install --quiet --no-input --no-warn-conflicts --target "$packages" --python-version 3.11 --implementation cp \
     "${platforms[@]}" --only-binary=:all: --constraint constraints.txt --requirement <(echo "$requirements")
 chroot "$root" python3 -m venv /opt/venv
