@@ -95,7 +95,7 @@ EXPORT: Mapping[str, Case] = {
     "a branch on a size": Case(
         make=BySize,
         dims={"x": {0: BATCH}},
-        exported=(r"no program takes all declared sizes of batch: .*; declare min: 3 for batch"),
+        exported="no program takes all declared sizes of batch: .*; declare min: 3, max: 4 for",
     ),
     "`.item()` in arithmetic": Case(make=Item),
     "NumPy inside `forward`": Case(

@@ -164,7 +164,8 @@ WEIGHTS: Mapping[str, Case] = {
         inputs={"x": IMAGE},
     ),
     "`F.dropout` without `training=`, `torch.rand`": Case(
-        make=lambda: Calling(lambda x: F.dropout(x, 0.5))
+        make=lambda: Calling(lambda x: F.dropout(x, 0.5)),
+        says="a call draws random numbers, .*; pass `training=self.training`",
     ),
     "a submodule that stays in training mode": Case(
         make=StaysInTraining,

@@ -136,6 +136,11 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             "use torch's own operations (torch.rand for random numbers), or compute it in __init__",
         ),
         Remedy(
+            r"Expected a single top-level function",
+            "a hook that is a lambda, which TorchScript does not compile",
+            "write it as a `def` with types, or remove the hook",
+        ),
+        Remedy(
             r"^OSError: [Cc](an't|ould not) get source",
             "TorchScript compiles source code, and forward's is in no file",
             "define the model in a module",

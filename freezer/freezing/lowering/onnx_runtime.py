@@ -40,7 +40,7 @@ from freezer.freezing.lowering.lowered import (
     timed,
     with_precisions,
 )
-from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
+from freezer.freezing.lowering.stable_forms import check_numbers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import ALIGNMENT, OUTPUT_ORDERS, session_options
@@ -86,7 +86,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     check_stateless(captured)
     check_unlimited(target, "ONNX Runtime")
     check_real(captured.program)
-    check_integers(captured, in_64_bits=True)
+    check_numbers(captured, in_64_bits=True)
     report, phases_s = report_before(captured), Phases()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"), decomposed(captured.program) as made:

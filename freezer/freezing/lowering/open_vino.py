@@ -53,7 +53,7 @@ from freezer.freezing.lowering.lowered import (
     timed,
     with_precisions,
 )
-from freezer.freezing.lowering.stable_forms import check_integers, with_stable_forms
+from freezer.freezing.lowering.stable_forms import check_numbers, with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.native import (
@@ -109,7 +109,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     check_stateless(captured)
     check_unlimited(target, "OpenVINO")
     check_real(captured.program)
-    check_integers(captured, in_64_bits=False)
+    check_numbers(captured, in_64_bits=False)
     openvino = import_openvino("a build needs OpenVINO")
     report, phases_s = report_before(captured), Phases()
     with timed(phases_s, "convert"):

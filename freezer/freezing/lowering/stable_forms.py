@@ -112,16 +112,19 @@ and so may leave 32 bits.
 _DIVISIONS = ("floor_divide", "remainder", "fmod", "div")
 
 
-def check_integers(captured: Captured, *, in_64_bits: bool) -> None:
-    """Check that an engine computes the integers of a program as torch does.
+def check_numbers(captured: Captured, *, in_64_bits: bool) -> None:
+    """Check that an engine computes the integers of a program as torch does, and that it draws no
+    random numbers: all sessions of ONNX Runtime in a process draw the same ones, and its Dropout
+    keeps or drops the first element alike in all calls. OpenVINO has no counterparts.
 
     Args:
         captured: an exported program with its inputs.
         in_64_bits: whether the engine computes int64 in 64 bits.
 
     Raises:
-        BuildError: a value may leave 32 bits, or a divisor may be 0 or -1.
+        BuildError: a value may leave 32 bits, a divisor may be 0 or -1, or a number is drawn.
     """
+    state = torch.get_rng_state()
     program = captured.program
     examples = program.example_inputs[0]
     for value in _PROBES:
@@ -138,6 +141,11 @@ def check_integers(captured: Captured, *, in_64_bits: bool) -> None:
                 f"{watch.problem}; use inductor-frozen, bound the values (clamp), or compute them"
                 " outside the model"
             )
+    if not torch.equal(torch.get_rng_state(), state):
+        raise BuildError(
+            "a call draws random numbers, and the engine others; pass `training=self.training`, or"
+            " use torch's recipes"
+        )
 
 
 def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:

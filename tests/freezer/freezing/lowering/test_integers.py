@@ -1,4 +1,6 @@
-"""Integers that engines compute otherwise than torch are refused; all others are converted."""
+"""Integers that engines compute otherwise than torch, and random numbers, are refused; all others
+are converted.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import BuildError
-from freezer.freezing.lowering.stable_forms import check_integers
+from freezer.freezing.lowering.stable_forms import check_numbers
 from tests.support.steps import BATCH, captured_by, subject_of
 
 IDS = torch.arange(12).reshape(2, 6)
@@ -39,7 +41,7 @@ def problem(model: nn.Module, *, in_64_bits: bool) -> str | None:
     dims = {name: {0: BATCH} for name in ("x", "ids", "count")}
     subject = subject_of(model, {"x": X, "ids": IDS, "count": IDS + 1}, dims)
     try:
-        check_integers(captured_by(subject, "export"), in_64_bits=in_64_bits)
+        check_numbers(captured_by(subject, "export"), in_64_bits=in_64_bits)
     except BuildError as error:
         return error.code
     return None
@@ -71,6 +73,15 @@ def test_divisions_that_may_raise_are_refused() -> None:
     assert problem(Divided(lambda ids, count: count % (ids + 1)), in_64_bits=True) is None
 
 
+def test_random_numbers_are_refused() -> None:
+    def dropping(training: bool) -> nn.Module:
+        return Function(lambda x, ids: nn.functional.dropout(x, 0.5, training=training))
+
+    assert problem(dropping(True), in_64_bits=True) == "CP-BUILD"
+    assert problem(dropping(False), in_64_bits=True) is None
+    assert problem(Function(lambda x, ids: x + torch.randn_like(x)), in_64_bits=True)
+
+
 def test_half_precision_inputs_are_taken() -> None:
     subject = subject_of(nn.ReLU(), {"input": X.half()})
-    check_integers(captured_by(subject, "export"), in_64_bits=False)
+    check_numbers(captured_by(subject, "export"), in_64_bits=False)
