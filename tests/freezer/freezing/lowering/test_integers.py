@@ -80,6 +80,7 @@ def test_random_numbers_are_refused() -> None:
     assert problem(dropping(True), in_64_bits=True) == "CP-BUILD"
     assert problem(dropping(False), in_64_bits=True) is None
     assert problem(Function(lambda x, ids: x + torch.randn_like(x)), in_64_bits=True)
+    assert problem(Function(lambda x, ids: (torch.rand([]), x)[1]), in_64_bits=True) is None
 
 
 def test_half_precision_inputs_are_taken() -> None:
