@@ -165,7 +165,7 @@ WEIGHTS: Mapping[str, Case] = {
     ),
     "`F.dropout` without `training=`, `torch.rand`": Case(
         make=lambda: Calling(lambda x: F.dropout(x, 0.5)),
-        says="a random number is drawn, .* at `.*F.dropout.*`\\); use inductor-frozen",
+        says="a random number is drawn, .* at `.*F.dropout.*`\\); .*pass `training=self.training`",
     ),
     "a submodule that stays in training mode": Case(
         make=StaysInTraining,

@@ -3,7 +3,7 @@
 The converters write logarithms of sums out as they stand in a textbook: `log(sigmoid(x))` is -inf
 from x = -16.7 down in ONNX Runtime, -87 in OpenVINO. And a row of an attention mask without keys,
 for which eager gives zeros, becomes NaN or the average of all values. Engines also compute some
-integers otherwise than torch, which builds refuse.
+integers and draw random numbers otherwise than torch, which builds refuse.
 """
 
 from __future__ import annotations
@@ -136,10 +136,7 @@ def check_numbers(captured: Captured, *, in_64_bits: bool) -> None:
         except Exception:  # the program takes no such values, or a problem was found
             pass
         if watch.problem:
-            raise BuildError(
-                f"{watch.problem}; use inductor-frozen, bound the values (clamp), or compute them"
-                " outside the model"
-            )
+            raise BuildError(watch.problem)
 
 
 def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
@@ -163,7 +160,7 @@ class _Watch(Interpreter):
     """Runs a program until a number is computed that an engine computes otherwise.
 
     Attributes:
-        problem: what was found; None if nothing.
+        problem: what was found, and its remedies; None if nothing.
     """
 
     def __init__(self, module: torch.fx.GraphModule, *, in_64_bits: bool) -> None:
@@ -180,7 +177,8 @@ class _Watch(Interpreter):
         result = super().run_node(n)
         if n.users:  # numbers for training alone are drawn, too, and have none
             drawn = not torch.equal(state, torch.get_rng_state())
-            self._find(n, "a random number is drawn, and the engine would draw others", drawn)
+            problem = "a random number is drawn, and the engine would draw others"
+            self._find(n, problem, drawn, "pass `training=self.training`")
         if not self._in_64_bits and _is_integer(n):
             values = tensors_in(self._operands(n))
             numbers = not any(value.isnan().any() or value.isinf().any() for value in values)
@@ -196,11 +194,15 @@ class _Watch(Interpreter):
         node: Node,
         problem: str,
         found: bool,
+        remedy: str = "bound the values (clamp)",
     ) -> None:
         if found:
             trace = str(node.meta.get("stack_trace", "")).strip().splitlines()
             line = f" at `{trace[-1].strip()}`" if trace else ""
-            self.problem = f"{problem} ({node.target}{line})"
+            self.problem = (
+                f"{problem} ({node.target}{line}); use inductor-frozen, {remedy}, or compute them"
+                " outside the model"
+            )
             raise ValueError(self.problem)
 
 
